@@ -1,4 +1,4 @@
-//! `INFO rlock`: what happened so far, and how many wait now.
+//! `INFO rlock`: counters of all past events, and the present numbers of waiters and sessions.
 
 use crate::clock;
 use crate::config::REPLICATE;
@@ -8,7 +8,7 @@ use rlock_core::{Histogram, PatternCounters};
 use std::ffi::{CStr, CString};
 use std::fmt::Write as _;
 
-/// The section.
+/// The section `rlock` of INFO.
 pub(crate) struct Section;
 
 impl InfoSection for Section {
@@ -71,7 +71,7 @@ fn pattern(page: &InfoPage, number: u32, counters: &PatternCounters) {
     histogram(page, &name("_hold_ms"), &counters.hold_ms);
 }
 
-/// A pattern as a field can have it: a comma would end it.
+/// A pattern as a field's value can hold it: a comma would end the value.
 fn shown(pattern: &[u8]) -> CString {
     let mut shown = String::new();
     for byte in pattern {
@@ -85,7 +85,7 @@ fn shown(pattern: &[u8]) -> CString {
     CString::new(shown).unwrap_or_default()
 }
 
-/// One line: `le_N`, how many were not above N; then `count` and `sum`.
+/// One line: `le_N`, the number of values not above N; then `count` and `sum`.
 fn histogram(page: &InfoPage, name: &CStr, histogram: &Histogram) {
     page.line(name, |page| {
         for (bound, count) in histogram.buckets() {

@@ -3,17 +3,17 @@
 //! This is the shell around `rlock-core`, which decides. From the top down; each folder imports
 //! only from those below it:
 //!
-//! - `module`: its load and unload, and its options as they are declared; `info`: the metrics
-//! - `commands`: one file a command; each loads what is stored, lets the core decide, replies.
-//!   `guarded`: which commands of the server RLOCK.GUARD runs
-//! - `driving`: `turn`: the core's loop; `pump`: what must be done outside of any command;
+//! - `module`: the load and unload, and the declaration of the options; `info`: the metrics
+//! - `commands`: one file for each command; each reads the stored state, lets the core decide, and
+//!   replies. `guarded`: which commands of the server RLOCK.GUARD runs
+//! - `driving`: `turn`: the core's loop; `pump`: the timer, for all work outside of commands;
 //!   `changes`: changes that others make, to keys and to the server; `blocking`: clients that wait,
 //!   for a lock or for events
-//! - `writing`: `effects`: the one place that acts on the server; `replicate`: what replicas and
-//!   the append-only file are told; `publish`: the unlock message; `reply`: answers
-//! - `reading`: `keys`: a lock's key as plain values; `read_write`: a read-write lock's keys;
-//!   `permits`: those of permits; `cluster`: where a key is served that is not served here
-//! - `memory`: what is remembered between calls
+//! - `writing`: `effects`: the one place that acts on the server; `replicate`: changes as replicas
+//!   and the append-only file get them; `publish`: the unlock message; `reply`: replies
+//! - `reading`: `keys`: a lock's key as plain values; `read_write`: the keys of a read-write lock;
+//!   `permits`: those of permits; `cluster`: which node serves a key that is not served here
+//! - `memory`: the state between the server's calls
 //! - `config`: the options; `clock`: the time
 //! - `ffi`: the server's C interface, and all our `unsafe`
 #![deny(unsafe_code)]

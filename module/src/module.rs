@@ -20,9 +20,9 @@ use redis_module::alloc::RedisAlloc;
 use redis_module::configuration::ConfigurationFlags;
 use redis_module::{Context, RedisString, Status, redis_module};
 
-/// What `MODULE LIST` says: this crate's version as one number, 1.2.3 as 10203.
+/// The version in `MODULE LIST`: this crate's version as one number, 1.2.3 as 10203.
 ///
-/// All of it is the compiler's work: what would panic is no build.
+/// The compiler computes it: where it would panic, the build fails.
 const VERSION: i32 = {
     #[allow(clippy::panic, reason = "the compiler says so, and no server")]
     const fn part(digits: &str) -> i32 {
@@ -108,10 +108,10 @@ redis_module! {
     ]
 }
 
-/// Declares the commands. They are not in the table above because its way of calling handlers
-/// decodes and copies every argument first.
+/// Declares the commands. They are not in the table above, because handlers declared there get
+/// every argument decoded and copied first.
 fn init(context: &Context, args: &[RedisString]) -> Status {
-    // An option that was misspelt here, and passed over, would be missing without a word.
+    // If arguments were ignored, a misspelt option would silently have no effect.
     if let Some(argument) = args.first() {
         context.log_warning(&format!(
             "rlock takes no arguments, and '{}' is one: options are lines `rlock.NAME value` of \
@@ -152,7 +152,8 @@ fn init(context: &Context, args: &[RedisString]) -> Status {
     Status::Ok
 }
 
-/// Unload is refused while anyone waits, and at all times on servers that it could stop.
+/// Refuses the unload while clients wait or sessions hold locks, and at all times on servers that
+/// it could crash.
 fn deinit(context: &Context) -> Status {
     if ffi::looks_commands_up_ahead() && changes::at_work() {
         context.log_warning(
@@ -179,7 +180,7 @@ fn deinit(context: &Context) -> Status {
     Status::Ok
 }
 
-/// A panic is caught before it can stop the server; what it was must be found in the server's log.
+/// Logs a panic. It is caught before it can stop the server, so the log must say that it happened.
 fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         ffi::log_warning(&format!("rlock panicked, please report it: {panic}"));

@@ -3,22 +3,22 @@
 //! it.
 //!
 //! Replies `[count, token]` when held, `[0, ttl-ms]` when not, `[-1, position]` when queued. A free
-//! lock is taken with count 1 and a new token; an owner who holds it re-enters, and its lease
-//! starts anew. `BLOCK` waits in the queue, first come first served, where the server can block the
-//! client; elsewhere the reply is as without it. `QUEUE` waits in the same queue for a session,
-//! which is told by RLOCK.EVENTS. With `SESSION` the hold ends with the session, and with `WANTED`
-//! the session is told once when somebody waits whom the hold keeps out. `ONCE` makes ACQUIRE
-//! idempotent: a hold is not counted again, and a waiter keeps its place in the queue. A wait that
-//! could never end is refused.
+//! lock is taken with count 1 and a new token. If the owner holds it already, the owner re-enters,
+//! and its lease starts anew. `BLOCK` waits in the queue, first come first served; where the server
+//! cannot block the client, the reply is the same as without it. `QUEUE` waits in the same queue
+//! for a session, which gets the result from RLOCK.EVENTS. With `SESSION` the hold ends with the
+//! session. With `WANTED` the session is told once that the hold keeps another owner out. `ONCE`
+//! makes ACQUIRE idempotent: a hold is not counted again, and a waiter keeps its place in the
+//! queue. A wait that could never end is refused.
 //!
-//! `READ` and `WRITE` make it a read-write lock: any number of readers, or one writer, who may read
-//! as well. Readers that come after a waiting writer stand behind it.
+//! `READ` and `WRITE` make it a read-write lock: any number of readers, or one writer, which may
+//! also read. Readers that come after a waiting writer queue behind it.
 //!
-//! `PERMITS` makes it a counting semaphore: owners are let in as long as no more permits are out
-//! than the limit. The reply is `[permits, token]`, and an owner has one hold.
+//! `PERMITS` makes it a counting semaphore: owners are granted permits as long as the sum of all
+//! granted permits is within the limit. The reply is `[permits, token]`, and an owner has one hold.
 //!
-//! Replicated as `HSET` and `PEXPIREAT` with final values, a reader's timeout key as `SET`; when
-//! refused, not at all.
+//! Replicated as `HSET` and `PEXPIREAT` with final values, and as `SET` of a reader's timeout key.
+//! A refused ACQUIRE is not replicated.
 
 use super::wait::{acquire, confirm, wait_if_allowed};
 use super::{

@@ -1,11 +1,11 @@
-//! `RLOCK.APPLY key change [key change ...]`: what a primary with `rlock.replicate` `compact` tells
-//! its replicas and its append-only file, in place of plain commands.
+//! `RLOCK.APPLY key change [key change ...]`: a change as a primary with `rlock.replicate`
+//! `compact` sends it to its replicas and its append-only file, in place of plain commands.
 //!
-//! It is no command for clients: they, scripts and other modules are refused. Whatever bytes
-//! arrive, all of them are looked at before anything is changed.
+//! Clients, scripts and other modules are refused. All bytes are checked before anything is
+//! changed.
 //!
-//! Each step does to its key what its plain command would, with the same events. Replicated as it
-//! came, for the append-only file of a replica.
+//! Each step changes its key as its plain command would, with the same events. Replicated
+//! unchanged, for the append-only file of a replica.
 
 use crate::ffi::{
     self, Args, Argument, ArgumentKind, Command, Ctx, EventClass, Key, KeyType, Keys, OwnedStr,
@@ -47,7 +47,8 @@ impl Command for Apply {
             count(&mut state.changes_applied);
             Rc::clone(&state.words)
         });
-        // First of all: what others do when they hear of the change comes after it.
+        // Replicated before the first change: other modules hear of the change and may write in
+        // response, and their writes must be replicated after it.
         ctx.replicate_verbatim();
         let mut is_wrong_type = false;
         each_change(args, |name, mut steps| {
@@ -64,7 +65,7 @@ impl Command for Apply {
         if is_wrong_type {
             return Err(CommandError::WrongType);
         }
-        // Whoever sends this reads no reply.
+        // No reply: neither the primary nor the append-only file reads one.
         Ok(())
     }
 }
@@ -73,7 +74,7 @@ fn count(counter: &mut u64) {
     *counter = counter.saturating_add(1);
 }
 
-/// Calls `on_each` with every key and its change. False if one is no change.
+/// Calls `on_each` with every key and its change. False if a change cannot be understood.
 fn each_change<'a>(args: Args<'a>, mut on_each: impl FnMut(Str<'a>, Steps<'a>)) -> bool {
     let mut place = 1;
     while let Ok(key) = args.at(place) {
@@ -89,7 +90,7 @@ fn each_change<'a>(args: Args<'a>, mut on_each: impl FnMut(Str<'a>, Steps<'a>)) 
 
 type Event = (EventClass, &'static CStr);
 
-/// Events of a key that nobody has heard of yet.
+/// Events of the lock's key that were not emitted yet.
 #[derive(Default)]
 struct Events {
     list: [Option<Event>; 4],
@@ -102,13 +103,13 @@ struct Applied<'a> {
     from: ReplayedFrom,
     name: Str<'a>,
     words: &'a Words,
-    /// Closed while others hear of events.
+    /// Closed while events are emitted, since listeners may change the key.
     key: Key<'a>,
     events: Events,
 }
 
 impl<'a> Applied<'a> {
-    /// Applies all steps. Whether the key was of another type than a step is for.
+    /// Applies all steps. True if a step met a key of another type.
     fn run(&mut self, steps: &mut Steps<'_>) -> bool {
         let mut is_wrong_type = false;
         while let Some(step) = steps.next() {
@@ -158,7 +159,7 @@ impl<'a> Applied<'a> {
         self.key.key_type() != KeyType::Missing
     }
 
-    /// Sets a field, and the others of the same command.
+    /// Sets a field, and the other fields of the same `HSET`.
     fn set(
         &mut self,
         field: FieldName<'_>,
@@ -203,7 +204,8 @@ impl<'a> Applied<'a> {
         Pair(field, value)
     }
 
-    /// With its last field the hash goes as well.
+    /// Removes a field. Without its last field the hash does not exist any more, so `del` is
+    /// emitted too.
     fn remove(&mut self, field: &[u8]) {
         let field = OwnedStr::new(field);
         if self.key.hash_get_one(field.as_str()).is_none() {
@@ -251,7 +253,7 @@ impl<'a> Applied<'a> {
         }
     }
 
-    /// When the append-only file is read, messages in it are of the past.
+    /// Not from the append-only file: the messages in it are of the past.
     fn publish(&mut self, message: Message) {
         self.tell();
         if self.from == ReplayedFrom::Primary {
@@ -269,7 +271,7 @@ impl<'a> Applied<'a> {
         }
     }
 
-    /// Tells what was done to the lock's key so far.
+    /// Emits the events of the lock's key that were noted so far.
     fn tell(&mut self) {
         if self.events.len > 0 {
             self.key.set_aside();

@@ -1,10 +1,10 @@
 //! `RLOCK.BREAK key`: the operator's override.
 //!
-//! Ends the present hold whoever has it, grants the next waiter, publishes the unlock message.
-//! Replies 1, or 0 if the lock was free. The former holder hears of it at its next RENEW or
-//! RELEASE.
+//! Ends the present hold of any owner, grants the next waiter, publishes the unlock message.
+//! Replies 1, or 0 if the lock was free. The former holder learns of it at its next RENEW or
+//! RELEASE, and its session by a `lost` event.
 //!
-//! Of a read-write lock all holds end, the writer's and the readers'; of permits all.
+//! All holds of a read-write lock end, the writer's and the readers'; so do all holds of permits.
 //!
 //! Replicated like a last release.
 

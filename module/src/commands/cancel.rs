@@ -1,7 +1,8 @@
 //! `RLOCK.CANCEL key owner`: take the owner's waiter out of the queue.
 //!
-//! An owner has at most one. It is told `[0, ttl-ms]` at once. Replies 1, or 0 if there was none;
-//! ends no hold, and replicates nothing.
+//! An owner has at most one waiter there. A blocked waiter is told `[0, ttl-ms]` at once; the
+//! session of a queued one gets a `timeout` event. Replies 1, or 0 if the owner had no waiter in
+//! the queue. Ends no hold, and replicates nothing.
 
 use super::{KEY, OWNER, decide_number};
 use crate::driving::turn::Named;

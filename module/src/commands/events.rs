@@ -3,13 +3,13 @@
 //!
 //! Replies an array of `[kind, key, owner, value]`, oldest first: `granted` with the token,
 //! `timeout` with the ttl-ms, `lost` with `expired`, `broken` or `deleted`, `wanted` with the
-//! number of waiters, `error` with the error that a blocked waiter would get. Empty at the end of
-//! wait-ms; without `BLOCK` it answers at once.
+//! number of waiters, `error` with the error that a blocked waiter would get. The array is empty
+//! when wait-ms is over. Without `BLOCK` the reply comes at once.
 //!
-//! When the session connection closes, the session's waiters leave their queues and grants not yet
-//! fetched are taken back; its holds are released at once, or after grace-ms if no connection has
-//! called this for the session by then. Another connection of the same user that calls this takes
-//! the session over.
+//! When the session connection closes, the session's waiters leave their queues, and grants that
+//! were not fetched are taken back. Its holds are released at once, or after grace-ms unless a
+//! connection has called this for the session by then. Another connection of the same user that
+//! calls this takes the session over.
 
 use super::user_of;
 use crate::config;
@@ -51,7 +51,7 @@ impl Command for Events {
             events_per_session: config::events_per_session_max(),
             out_of_memory: flags.out_of_memory(),
         };
-        // Both before the session begins: nothing that happens to it may go unfetched.
+        // Both before the session begins, or a change and a disconnect in between would be missed.
         changes::listen(ctx);
         changes::follow_clients(ctx);
         let client_id = ctx.client_id();
@@ -63,7 +63,8 @@ impl Command for Events {
             && let Some(wait) = request.block
             && flags.may_block()
         {
-            // An empty answer at once would make the client ask again and again.
+            // An error if it cannot be blocked: an empty reply at once would make the client ask
+            // again and again.
             let listens = blocking::listen(ctx, Listening { session, client_id }, wait);
             return listens.then_some(()).ok_or(CommandError::CannotBlock);
         }

@@ -1,8 +1,8 @@
 //! `RLOCK.GUARD key owner [READ | WRITE | PERMITS] [TOKEN token] CALL command [arg ...]`: run a
 //! command of the server if the owner holds the lock.
 //!
-//! Replies what the command replies. `NOTHELD` if the owner does not hold the lock, or not with
-//! that token: then the command was not run.
+//! Replies with the command's reply. `NOTHELD` if the owner does not hold the lock, or holds it
+//! with another token; then the command was not run.
 //!
 //! Replicated as the command itself.
 
@@ -53,7 +53,7 @@ impl Command for Guard {
         let given = Named::One(args.at(1)?, args.at(2)?);
         let asked = rlock_core::Command::Guard(&request);
         let mut turn = Turn::of(asked, ctx.db(), config::waiters_per_lock_max());
-        // What follows in the turn comes after the command: it could end the hold.
+        // The command runs before the rest of the turn, which could end the hold.
         turn::run_then(ctx, &mut turn, given, |outcome| {
             if let Ok(Outcome::Guards) = outcome {
                 command.run(ctx);

@@ -1,5 +1,5 @@
-//! Which commands of the server RLOCK.GUARD runs: the core says by what the server tells of each.
-//! That is asked for once a command.
+//! Which commands of the server RLOCK.GUARD runs. The core decides by the traits that the server
+//! reports of a command; the decision is remembered, so the server is asked once for each command.
 
 use crate::ffi::{Args, Ctx, Key, KeyType, Str};
 use crate::memory::state;
@@ -7,7 +7,7 @@ use rlock_core::guarded::{Guarded, is_own, refusal};
 use rlock_core::{CommandError, NotGuarded};
 use std::ffi::CStr;
 
-/// A command that may be run, by its words.
+/// A command that RLOCK.GUARD may run, with its words.
 pub(crate) struct GuardedCommand<'a> {
     name: Name,
     words: Args<'a>,
@@ -15,14 +15,16 @@ pub(crate) struct GuardedCommand<'a> {
 }
 
 impl<'a> GuardedCommand<'a> {
-    /// Looks at the command whose words these are, its name first.
+    /// Checks the command with these words, its name first.
     ///
-    /// A module's command may be replaced by another that is called the same, and what is not known
-    /// now may be later: neither is remembered. All others stay what they are.
+    /// Two decisions are not remembered: of a module's command, because another command may take
+    /// its name, and of an unknown name, because it may be known later. All other commands stay the
+    /// same.
     pub(crate) fn check(ctx: Ctx<'_>, words: Args<'a>) -> Result<Self, CommandError> {
         let first = words.at(0)?.bytes();
         let refused = |why| refusal(first, why);
-        // With a bar the server tells of a command of a container, and does not run it so.
+        // For a name with a bar the server describes a command of a container, but would not run it
+        // by that name.
         let name = Name::of(&[first]).filter(|name| !name.bytes().contains(&b'|'));
         let name = name.ok_or_else(|| refused(NotGuarded::Unknown))?;
         if is_own(name.bytes()) {
@@ -39,7 +41,7 @@ impl<'a> GuardedCommand<'a> {
         Ok(Self { name, words, how })
     }
 
-    /// Runs it, and replies what it does.
+    /// Runs the command, and passes its reply on.
     pub(crate) fn run(&self, ctx: Ctx<'_>) {
         if let Guarded::OfString(len) = self.how
             && self.words.len() == len
@@ -71,18 +73,19 @@ fn judge(ctx: Ctx<'_>, name: &Name) -> Result<Guarded, NotGuarded> {
     judged
 }
 
-/// The name of a command in lower case, on the stack: it is looked up for each call.
+/// The name of a command in lower case. It is on the stack, because each call needs it for the
+/// look-up.
 struct Name {
-    /// What follows is zero, so that it is a C string as well.
+    /// All bytes after the name are zero, so that it is also a C string.
     buffer: [u8; NAME_LEN_MAX + 1],
     len: usize,
 }
 
-/// No command of a server has a longer name, that of its container included.
+/// No command of a server has a longer name, including the name of its container.
 const NAME_LEN_MAX: usize = 63;
 
 impl Name {
-    /// None of a name that no command of a server has.
+    /// None if no command of a server can have this name.
     fn of(parts: &[&[u8]]) -> Option<Self> {
         let (mut buffer, mut len) = ([0; NAME_LEN_MAX + 1], 0_usize);
         for part in parts {

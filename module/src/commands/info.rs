@@ -1,17 +1,19 @@
-//! `RLOCK.INFO key`: who holds a lock, for how long yet, and who waits for it.
+//! `RLOCK.INFO key`: the holder of a lock, the rest of its lease, and its waiters.
 //!
 //! Replies a map: `owner`, `count`, `token`, `ttl-ms`, `held-ms`, `session`, `client-id`,
 //! `waiters`, and `queue`, an array of maps `owner`, `session`, `client-id`, `waited-ms`, `left-ms`
-//! (-1 without limit) in order. Of a free lock the owner is null and the count 0; a token that a
-//! script's lock does not have is null, and so is what this server does not know of a hold.
+//! (-1 without limit) in order. For a free lock the owner is null and the count 0. A lock that a
+//! script took has no token, and then it is null; so is everything that this server does not know
+//! of a hold.
 //!
-//! Of permits nobody is the owner, and there is more: `mode`, `limit` (the one that is set, or
-//! null), `permits` (how many are out), `holders` (maps `owner`, `permits`, `token`, `ttl-ms`,
-//! `held-ms`, `session`, `client-id`), and `permits` in each entry of the queue.
+//! Permits have no single owner, so the owner is null. The map also has `mode`, `limit` (as set by
+//! RLOCK.LIMIT, or null), `permits` (the number that all holders have), `holders` (maps `owner`,
+//! `permits`, `token`, `ttl-ms`, `held-ms`, `session`, `client-id`), and `permits` in each entry of
+//! the queue.
 //!
-//! Of a read-write lock the owner is the writer, and there is more: `mode`, `holders` (maps
-//! `owner`, `mode`, `count`, `token`, `ttl-ms`, `held-ms`, `session`, `client-id`), and `mode` in
-//! each entry of the queue.
+//! The owner of a read-write lock is the writer. The map also has `mode`, `holders` (maps `owner`,
+//! `mode`, `count`, `token`, `ttl-ms`, `held-ms`, `session`, `client-id`), and `mode` in each entry
+//! of the queue.
 
 use super::KEY;
 use crate::clock;
@@ -93,13 +95,13 @@ fn valid(count: Count) -> Option<i64> {
     }
 }
 
-/// Whether nobody has it, and permits are waited for or have a limit.
+/// Whether the key is missing, and the name has waiters for permits or a limit.
 fn is_wanted_as_permits(lock: &OpenLock<'_>, at: LockRef<'_>) -> bool {
     let is_free = lock.key.key_type() == KeyType::Missing;
     is_free && (state::with(|state| state.locks.queue_is_for_permits(at)) || lock.limit().is_some())
 }
 
-/// Of permits nobody is the owner.
+/// Replies for permits, which have no single owner.
 fn permits(ctx: Ctx<'_>, lock: &OpenLock<'_>, at: LockRef<'_>, queue: Vec<WaiterView>, now: Now) {
     let (limit, key_end, fields) = lock.read(|lock| {
         let limit = lock.limit();
@@ -129,7 +131,7 @@ fn permits(ctx: Ctx<'_>, lock: &OpenLock<'_>, at: LockRef<'_>, queue: Vec<Waiter
         owner: None,
         count: Some(0),
         token: None,
-        // The last lease, if anybody has one.
+        // The key expires with the last lease.
         ttl_ms: match (out, key_end) {
             (0, _) => 0,
             (_, None) => -1,
@@ -141,7 +143,7 @@ fn permits(ctx: Ctx<'_>, lock: &OpenLock<'_>, at: LockRef<'_>, queue: Vec<Waiter
     reply::permits_report(ctx, &report, limit.map(Permits::get), out, &holders);
 }
 
-/// Of a read-write lock the owner is the writer.
+/// Replies for a read-write lock. Its owner is the writer.
 fn read_write(
     ctx: Ctx<'_>,
     lock: &OpenLock<'_>,
@@ -181,7 +183,7 @@ fn read_write(
         hold: writer.map(|writer| writer.hold.clone()),
         queue,
     };
-    // The writer comes first; a writer who reads is there twice.
+    // If there is a writer, its mode is the lock's. A writer that also reads is in the list twice.
     let mode = writer.map_or(Mode::Read, |writer| writer.mode);
     reply::read_write_report(ctx, &report, mode, &holders);
 }

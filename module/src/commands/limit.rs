@@ -1,11 +1,11 @@
-//! `RLOCK.LIMIT key limit`: how many permits may be out, for all who ask for them.
+//! `RLOCK.LIMIT key limit`: how many permits all owners together may hold.
 //!
-//! Replies the limit before, 0 if there was none. It counts in the place of what callers name with
-//! `OF`, which they may then leave out; with 0 it is deleted, and waiters that named none are told
-//! `NOLIMIT`. A raised one lets in at once all who fit, in their order; a lowered one takes nothing
-//! from anybody.
+//! Replies the limit before, 0 if none was set. The limit replaces the one that callers name with
+//! `OF`, so they may leave `OF` out. 0 deletes it, and then waiters that named none get the error
+//! `NOLIMIT`. A raised limit grants at once all waiters that fit, in their order; a lowered one
+//! takes no permits back.
 //!
-//! Replicated as `SET` or `DEL` of the key of the limit, and grants as ever.
+//! Replicated as `SET` or `DEL` of the limit's key; the grants as those of ACQUIRE.
 
 use super::{KEY, LimitOf, check_limit_slot, decide_number};
 use crate::driving::turn::Named;

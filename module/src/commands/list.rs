@@ -1,8 +1,8 @@
-//! `RLOCK.LIST [MATCH pattern] [COUNT n]`: the locks of this database that somebody waits for.
+//! `RLOCK.LIST [MATCH pattern] [COUNT n]`: the locks of this database that have waiters.
 //!
-//! Replies an array of `[name, waiters, longest-wait-ms]`, most waiters first, without names that
-//! the caller's user may not read; all of them where there is no user, none where it is unknown.
-//! Held locks that nobody waits for are plain keys: SCAN finds them.
+//! Replies an array of `[name, waiters, longest-wait-ms]`, most waiters first. Names that the
+//! caller's user may not read are left out. A caller without a user gets all names, a caller whose
+//! user is unknown none. Held locks without waiters are plain keys: SCAN finds them.
 
 use crate::clock;
 use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
@@ -42,7 +42,7 @@ impl Command for List {
         });
         let reader = ctx.reader();
         queues.retain(|queue| reader.may_read(&queue.name));
-        // Queues of one length by name, so that the answer does not depend on who came first.
+        // Queues of the same length are sorted by name: otherwise their order would be arbitrary.
         queues.sort_unstable_by(|a, b| {
             (Reverse(a.waiters), &a.name).cmp(&(Reverse(b.waiters), &b.name))
         });

@@ -1,8 +1,8 @@
-//! `RLOCK.LOG [MATCH pattern] [COUNT n] | RESET`: what an operator asks about afterwards.
+//! `RLOCK.LOG [MATCH pattern] [COUNT n] | RESET`: past events of locks, for operators.
 //!
 //! Replies an array of maps, newest first, 10 unless COUNT says otherwise: `id`, `time-ms`,
-//! `event`, `db`, `key`, `owner`, `token`, `text`. Without entries of locks that the caller's user
-//! may not read; nor are such locks named in a text. RESET forgets all entries and replies OK.
+//! `event`, `db`, `key`, `owner`, `token`, `text`. Entries of locks that the caller's user may not
+//! read are left out, and no text names such a lock. RESET forgets all entries and replies OK.
 
 use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::memory::state;
@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 pub(super) struct Log;
 
-/// So many entries are told if nobody says how many.
+/// The number of entries without COUNT.
 const COUNT_DEFAULT: usize = 10;
 
 impl Command for Log {
@@ -46,11 +46,13 @@ impl Command for Log {
                 return Ok(());
             }
         };
-        // The server is asked what the caller may read, and the state is not lent by then.
+        // Copied first: the checks below ask the server about the caller's permissions, and the
+        // state must not be lent meanwhile.
         let entries: Vec<Rc<LogEntry>> =
             state::with(|state| state.locks.log_entries().cloned().collect());
         let reader = ctx.reader();
-        // A name that the caller may not read matches nothing: it could be guessed otherwise.
+        // A name that the caller may not read matches no pattern. Otherwise patterns could guess
+        // it.
         let pattern = request.pattern.map(Glob::new);
         let is_about = |entry: &&Rc<LogEntry>| {
             let mut pattern = pattern.iter();

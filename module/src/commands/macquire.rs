@@ -2,13 +2,13 @@
 //! [SESSION session] [WANTED] [ONCE]`: take several locks at once, all or none, or wait for all of
 //! them.
 //!
-//! Replies `[count, token]` when held: the highest hold count, and the token of those that are
-//! newly taken, or the largest if none is; `[0, ttl-ms]` when not, with what is left of the longest
-//! lease of others; `[-1, position]` when queued, the largest. Locks that the owner holds already
-//! are re-entered. The wait stands in the queue of each lock and holds nothing: it is granted
-//! when it is first, or its owner the holder, in all of them.
+//! Replies `[count, token]` when held: the highest hold count, and the token of the locks that were
+//! newly taken, or the largest token if none was; `[0, ttl-ms]` when not held, with the rest of the
+//! longest lease of others; `[-1, position]` when queued, with the largest position. Locks that the
+//! owner holds already are re-entered. The wait stands in the queue of each lock and holds nothing.
+//! It is granted when, in each queue, it is first or its owner is the holder.
 //!
-//! Replicated as `HSET` and `PEXPIREAT` with final values; when refused, not at all.
+//! Replicated as `HSET` and `PEXPIREAT` with final values. A refused MACQUIRE is not replicated.
 
 use super::wait::{acquire, confirm_several, wait_if_allowed};
 use super::{

@@ -1,5 +1,5 @@
-//! One file a command: what it declares, and how it is carried out. Each reads its arguments into a
-//! request, loads what is stored, lets the core decide, and replies.
+//! One file for each command: its declaration, and its run. Each parses its arguments into a
+//! request, reads the stored state, lets the core decide, and replies.
 
 mod acquire;
 mod apply;
@@ -27,7 +27,7 @@ use crate::reading::read_write::slot_is_settled;
 use rlock_core::request::NamedKey;
 use rlock_core::{CommandError, Mode, Outcome, SessionRef, Turn};
 
-/// Makes all commands known to the server. The name of one that it refused, if any.
+/// Registers all commands with the server. The error is the name of a command that it refused.
 pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> {
     register::<acquire::Acquire>(ctx)?;
     register::<release::Release>(ctx)?;
@@ -47,7 +47,7 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
     register::<apply::Apply>(ctx)
 }
 
-/// Runs the turn of a command, and returns what it came to.
+/// Runs the turn of a command, and returns its outcome.
 fn decide(
     ctx: Ctx<'_>,
     command: rlock_core::Command<'_>,
@@ -58,7 +58,7 @@ fn decide(
     turn.outcome()
 }
 
-/// The number that a command comes to.
+/// Runs the turn of a command whose outcome is a number.
 fn decide_number(
     ctx: Ctx<'_>,
     command: rlock_core::Command<'_>,
@@ -75,7 +75,7 @@ fn names<'a>(args: Args<'a>, keys: &[NamedKey<'_>]) -> Result<Vec<Str<'a>>, Comm
     keys.iter().map(|key| args.at(key.place)).collect()
 }
 
-/// In a cluster, refuses READ and WRITE where the keys of a read-write lock are not all here.
+/// In a cluster, refuses READ and WRITE unless this node has all keys of the read-write lock.
 fn check_slot(ctx: Ctx<'_>, name: &[u8], mode: Mode) -> Result<(), CommandError> {
     if !matches!(mode, Mode::Read | Mode::Write) || !ctx.in_cluster() {
         return Ok(());
@@ -90,17 +90,17 @@ fn check_slot(ctx: Ctx<'_>, name: &[u8], mode: Mode) -> Result<(), CommandError>
     }
 }
 
-/// Whose limit counts.
+/// The limit that a command for permits uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LimitOf {
-    /// The one that is set for all.
+    /// The limit that RLOCK.LIMIT set for all callers.
     All,
-    /// The caller's own, where none is set.
+    /// The caller's own limit, if none is set for all.
     Caller,
 }
 
-/// In a cluster, refuses permits where the limit that is set for all cannot be looked at. For a
-/// name whose limit's key is in another slot none can be set, and the caller's own counts.
+/// In a cluster, refuses permits if the limit for all callers cannot be read. If the limit's key
+/// would be in another slot, no such limit can be set, and the caller's own counts.
 fn check_limit_slot(ctx: Ctx<'_>, name: &[u8], limit: LimitOf) -> Result<(), CommandError> {
     if !ctx.in_cluster() {
         return Ok(());
@@ -115,12 +115,12 @@ fn check_limit_slot(ctx: Ctx<'_>, name: &[u8], limit: LimitOf) -> Result<(), Com
     }
 }
 
-/// The user who names a session, if one is named: only then is the server asked.
+/// The name of the calling user, if the command names a session. Otherwise the server is not asked.
 fn user_naming(ctx: Ctx<'_>, session: Option<SessionRef<'_>>) -> Option<OwnedStr> {
     session.and_then(|_| ctx.user_name())
 }
 
-/// A session, as this user names it.
+/// Adds the calling user to a session's name.
 fn named_by<'a>(
     session: Option<SessionRef<'a>>,
     user: Option<&'a OwnedStr>,
@@ -131,7 +131,8 @@ fn named_by<'a>(
     })
 }
 
-/// The name of a user. Nobody's is empty, which no user's is, so nobody has a session.
+/// The name of a user. Without a user it is empty. No user has an empty name, so a caller without a
+/// user has no session.
 fn user_of(user: Option<&OwnedStr>) -> &[u8] {
     user.map_or(&[], |user| user.as_str().bytes())
 }

@@ -1,9 +1,9 @@
 //! `RLOCK.MRELEASE owner numkeys key [key ...]`: give one hold of each of several locks back.
 //!
-//! Replies how many; locks that the owner does not hold are passed over. All are given back before
-//! any waiter is granted.
+//! Replies how many were given back. Locks that the owner does not hold are skipped. All are given
+//! back before any waiter is granted.
 //!
-//! Replicated as `DEL`, or `HSET` where holds are left, and the next holds.
+//! Replicated as `DEL`, or as `HSET` where holds are left; the grants to the next holders follow.
 
 use super::{NUMKEYS, OWNER, SOME_KEYS, decide_number, names};
 use crate::driving::turn::Named;

@@ -1,8 +1,8 @@
 //! `RLOCK.MRENEW owner lease-ms numkeys key [key ...] [SESSION session]`: start the leases of
 //! several locks anew.
 //!
-//! Replies how many; locks that the owner does not hold are passed over: they are lost. With
-//! `SESSION` the holds belong to that session from now on.
+//! Replies how many were renewed. Locks that the owner does not hold are skipped: they are lost.
+//! With `SESSION` the holds belong to that session from now on.
 //!
 //! Replicated as `PEXPIREAT`.
 

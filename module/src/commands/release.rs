@@ -1,14 +1,14 @@
 //! `RLOCK.RELEASE key owner [READ | WRITE | PERMITS n] [TOKEN token] [LEASE lease-ms]`: give one
 //! hold back.
 //!
-//! Replies the holds left, 0 when the lock is free or handed over; null if the owner does not hold
-//! it, or holds it with another token. The last release grants the next waiter in the same step,
-//! and publishes the unlock message. With holds left, `LEASE` starts the lease anew; without it the
-//! TTL stays. With `READ` or `WRITE` these are the holds in that mode; a writer who reads becomes a
-//! reader by its last release with `WRITE`. With `PERMITS` so many of the owner's permits are given
-//! back, and the reply is how many it has left.
+//! Replies the number of holds left: 0 when the lock is free or handed over, null if the owner does
+//! not hold it or holds it with another token. The last release grants the next waiter in the same
+//! step, and publishes the unlock message. With holds left, `LEASE` starts the lease anew; without
+//! it the TTL stays. With `READ` or `WRITE` only the holds in that mode count; a writer that also
+//! reads becomes a reader by its last release with `WRITE`. With `PERMITS` the owner gives n of its
+//! permits back, and the reply is the number it has left.
 //!
-//! Replicated as `DEL`, and `HSET`, `PEXPIREAT` of the next hold with it in one transaction.
+//! Replicated as `DEL`, in one transaction with the `HSET` and `PEXPIREAT` of the next hold.
 
 use super::{KEY, OWNER, PERMITS_N, TOKEN, check_slot, decide};
 use crate::driving::turn::Named;

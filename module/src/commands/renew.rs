@@ -1,9 +1,9 @@
 //! `RLOCK.RENEW key owner lease-ms [READ | WRITE | PERMITS] [TOKEN token] [SESSION session]
 //! [WANTED]`: start the lease anew.
 //!
-//! Replies 1 if the owner holds the lock (with that token), 0 if it is lost. Never revives a
-//! lock. With `SESSION` the hold belongs to that session from now on, and with `WANTED` the session
-//! is told once when somebody waits whom the hold keeps out.
+//! Replies 1 if the owner holds the lock (with that token), 0 if it is lost. Never revives a lock.
+//! With `SESSION` the hold belongs to that session from now on. With `WANTED` the session is told
+//! once that the hold keeps another owner out.
 //!
 //! Replicated as `PEXPIREAT`, a reader's timeout keys as `SET`, permits as `HSET`.
 

@@ -1,8 +1,9 @@
 //! `RLOCK.SESSIONS [MATCH pattern] [COUNT n]`: the sessions of this server, for operators.
 //!
-//! Replies an array of maps, by name: `session`, `client-id`, `address`, `holds`, `waiters`,
-//! `grace-ms`, `age-ms`, `listening` (1 while its connection is there, else 0, and `client-id` and
-//! `address` are null). Holds and waits are counted; the names of their locks are not told.
+//! Replies an array of maps, sorted by name: `session`, `client-id`, `address`, `holds`, `waiters`,
+//! `grace-ms`, `age-ms`, `listening` (1 while the session connection is open; else 0, and then
+//! `client-id` and `address` are null). Holds and waits are only counted; the names of their locks
+//! are not in the reply.
 
 use crate::clock;
 use crate::ffi::{self, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};

@@ -1,4 +1,4 @@
-//! What ACQUIRE and MACQUIRE share: they take, or wait, and answer alike.
+//! The parts that ACQUIRE and MACQUIRE share: taking locks, waiting for them, and the reply.
 
 use crate::clock;
 use crate::config;
@@ -10,14 +10,14 @@ use crate::writing::reply;
 use rlock_core::request::WaitMode;
 use rlock_core::{Command, CommandError, LockRef, Mode, Now, Outcome, Turn};
 
-/// Where the client cannot be blocked, BLOCK is as if it were not there.
+/// Ignores BLOCK where the client cannot be blocked.
 pub(super) fn wait_if_allowed(ctx: Ctx<'_>, wait_mode: &mut WaitMode) {
     if matches!(wait_mode, WaitMode::Block(_)) && !ctx.flags().may_block() {
         *wait_mode = WaitMode::None;
     }
 }
 
-/// Takes the locks, or waits for them, or is refused; and replies. Whether the caller holds them.
+/// Takes the locks, or waits for them, or is refused; and replies. True if the caller holds them.
 pub(super) fn acquire(
     ctx: Ctx<'_>,
     command: Command<'_>,
@@ -36,7 +36,7 @@ pub(super) fn acquire(
         }
         Outcome::MustWait { ttl_ms } => {
             changes::listen(ctx);
-            // It waits from the decision on, and the clocks need not be read again.
+            // The wait counts from the decision, so the clocks need not be read again.
             let now = decided_at.unwrap_or_else(clock::now);
             if !wait(ctx, &mut turn, wait_mode, now) {
                 pump::without_keys_at(ctx, now, |locks, _, effects| {
@@ -53,7 +53,8 @@ pub(super) fn acquire(
     Ok(false)
 }
 
-/// Puts the caller in the queue; a queued one is told its place at once. False if it cannot wait.
+/// Puts the caller in the queue. A `QUEUE` wait is told its position at once. False if it cannot
+/// wait.
 fn wait(ctx: Ctx<'_>, turn: &mut Turn<'_>, wait_mode: WaitMode, now: Now) -> bool {
     let mut join = |client| {
         pump::without_keys_at(ctx, now, |locks, now, effects| {
@@ -70,7 +71,7 @@ fn wait(ctx: Ctx<'_>, turn: &mut Turn<'_>, wait_mode: WaitMode, now: Now) -> boo
     joined.is_some()
 }
 
-/// Leaves the names of locks that the caller may not read out of a deadlock's circle.
+/// Removes the names that the caller may not read from a deadlock's circle.
 fn as_far_as_readable(ctx: Ctx<'_>, mut error: CommandError) -> CommandError {
     if let CommandError::Deadlock(circle) = &mut error {
         let reader = ctx.reader();
@@ -79,7 +80,8 @@ fn as_far_as_readable(ctx: Ctx<'_>, mut error: CommandError) -> CommandError {
     error
 }
 
-/// The owner is told that it holds these locks, and how often or not: that need not be taken back.
+/// Notes that the owner is told that it holds these locks, and with `knows_count` also how often. A
+/// grant of them that is not delivered yet is then not taken back.
 pub(super) fn confirm(ctx: Ctx<'_>, names: &[&[u8]], owner: &[u8], mode: Mode, knows_count: bool) {
     let db = ctx.db();
     state::with(|state| {
@@ -89,7 +91,7 @@ pub(super) fn confirm(ctx: Ctx<'_>, names: &[&[u8]], owner: &[u8], mode: Mode, k
     });
 }
 
-/// The same for several.
+/// The same for several locks.
 pub(super) fn confirm_several(ctx: Ctx<'_>, names: &[Str<'_>], owner: &[u8], knows_count: bool) {
     let names: Vec<&[u8]> = names.iter().map(|name| name.bytes()).collect();
     confirm(ctx, &names, owner, Mode::Plain, knows_count);

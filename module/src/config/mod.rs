@@ -10,7 +10,7 @@ use redis_module::{RedisError, RedisString, enum_configuration};
 use rlock_core::{LogOptions, PATTERN_LEN_MAX, PATTERNS_MAX, are_patterns};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
 
-/// `rlock.max-waiters-per-lock`: how many may wait for one lock; one more is refused with
+/// `rlock.max-waiters-per-lock`: how many waiters one lock may have; one more is refused with
 /// QUEUEFULL.
 pub(crate) static WAITERS_PER_LOCK_MAX: AtomicI64 = AtomicI64::new(WAITERS_PER_LOCK_MAX_DEFAULT);
 pub(crate) const WAITERS_PER_LOCK_MAX_DEFAULT: i64 = 100_000;
@@ -29,8 +29,8 @@ pub(crate) static EVENTS_PER_SESSION_MAX: AtomicI64 =
 pub(crate) const EVENTS_PER_SESSION_MAX_DEFAULT: i64 = 100_000;
 pub(crate) const EVENTS_PER_SESSION_MAX_BOUNDS: (i64, i64) = (1, 10_000_000);
 
-/// `rlock.fence-guard-ms`: how far ahead of the clock tokens start after a start or a promotion, so
-/// that they grow although the clocks of two servers differ. Takes effect at the next start or
+/// `rlock.fence-guard-ms`: how far ahead of the clock tokens begin after a start or a promotion, so
+/// that they grow even if the clocks of two servers differ. Takes effect at the next start or
 /// promotion.
 pub(crate) static FENCE_GUARD_MS: AtomicI64 = AtomicI64::new(FENCE_GUARD_MS_DEFAULT);
 pub(crate) const FENCE_GUARD_MS_DEFAULT: i64 = 10_000;
@@ -48,15 +48,15 @@ pub(crate) static LOG_LEN_MAX: AtomicI64 = AtomicI64::new(LOG_LEN_MAX_DEFAULT);
 pub(crate) const LOG_LEN_MAX_DEFAULT: i64 = 128;
 pub(crate) const LOG_LEN_MAX_BOUNDS: (i64, i64) = (0, 100_000);
 
-/// `rlock.log-holds-ms`: a hold that has lasted so long is in the log when it is given back; 0 is
-/// never. Takes effect at once.
+/// `rlock.log-holds-ms`: a hold that lasted this long is logged in RLOCK.LOG when it is given back;
+/// 0 is never. Takes effect at once.
 pub(crate) static LOG_HOLDS_MS: AtomicI64 = AtomicI64::new(LOG_HOLDS_MS_DEFAULT);
 pub(crate) const LOG_HOLDS_MS_DEFAULT: i64 = 0;
 /// As long as a lease can be.
 pub(crate) const LOG_HOLDS_MS_BOUNDS: (i64, i64) = (0, rlock_core::INTEGER_MAX);
 
-/// `rlock.log-waits-ms`: a wait that lasts so long is in the log and in the server's; 0 is never.
-/// Takes effect at once, also for those who wait already.
+/// `rlock.log-waits-ms`: a wait that lasts this long is logged in RLOCK.LOG and in the server's
+/// log; 0 is never. Takes effect at once, also for present waiters.
 pub(crate) static LOG_WAITS_MS: AtomicI64 = AtomicI64::new(LOG_WAITS_MS_DEFAULT);
 pub(crate) const LOG_WAITS_MS_DEFAULT: i64 = 1000;
 /// As long as a wait can be.
@@ -99,12 +99,13 @@ impl ConfigurationValue<PublishMode> for Publish {
     }
 }
 
-/// `rlock.wake-fair-queue`: whether what leaves a lock free looks for those who wait for Redisson's
+/// `rlock.wake-fair-queue`: whether a lock that becomes free wakes the first waiter of Redisson's
 /// fair lock of that name. Takes effect with the next command.
 pub(crate) static WAKE_FAIR_QUEUE: AtomicBool = AtomicBool::new(WAKE_FAIR_QUEUE_DEFAULT);
 pub(crate) const WAKE_FAIR_QUEUE_DEFAULT: bool = true;
 
-/// `rlock.metrics-patterns`: by which names of locks INFO counts. Takes effect at once.
+/// `rlock.metrics-patterns`: the patterns of lock names for which INFO counts. Takes effect at
+/// once.
 pub(crate) static METRICS_PATTERNS: MetricsPatterns = MetricsPatterns;
 pub(crate) const METRICS_PATTERNS_DEFAULT: &str = "";
 
@@ -139,7 +140,7 @@ impl ConfigurationValue<RedisString> for MetricsPatterns {
     }
 }
 
-/// Lets the text go: the module is being unloaded.
+/// Frees the text: the module is being unloaded.
 pub(crate) fn clear() {
     PATTERNS.clear();
 }

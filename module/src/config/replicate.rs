@@ -1,16 +1,17 @@
-//! An option of its own, because the macro for the values of one can be used once in a file.
+//! `rlock.replicate`, in a file of its own: the macro for an option's values works only once in a
+//! file.
 
 use redis_module::configuration::{ConfigurationContext, ConfigurationValue};
 use redis_module::{RedisError, enum_configuration};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// `rlock.replicate`: how changes are told to replicas and the append-only file. Takes effect with
-/// the next command.
+/// `rlock.replicate`: the encoding of changes for replicas and the append-only file. Takes effect
+/// with the next command.
 pub(crate) static REPLICATE: Replicate = Replicate(AtomicI32::new(0));
 pub(crate) const REPLICATE_DEFAULT: ReplicateMode = ReplicateMode::plain;
 
 enum_configuration! {
-    /// The ways to tell of changes, named as an operator writes them.
+    /// The encodings, named as an operator writes them.
     #[derive(Debug, PartialEq, Eq)]
     #[allow(non_camel_case_types, reason = "the names are the option's values")]
     pub(crate) enum ReplicateMode {
@@ -23,7 +24,7 @@ enum_configuration! {
 pub(crate) struct Replicate(AtomicI32);
 
 impl Replicate {
-    /// Every command asks.
+    /// Called by every command.
     #[inline]
     pub(crate) fn is_compact(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0

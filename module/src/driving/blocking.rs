@@ -1,9 +1,9 @@
-//! Clients that the server keeps waiting for us: for a lock, or for a session's events.
+//! Clients that the server keeps blocked for us: for a lock, or for a session's events.
 //!
-//! Such a client can disconnect at any moment, also in the turn of the event loop in which it is
-//! unblocked: its grant may be written by then, and it is never told. Each way to leave ends in one
-//! of the callbacks below, and each of them asks what the client waited for: a waiter leaves the
-//! queue, and a grant that is not delivered yet is given back.
+//! Such a client can disconnect at any moment, even in the turn of the event loop in which it is
+//! unblocked: its grant may be written by then, and it never gets the reply. Each end of a block
+//! calls one of the callbacks below, and each of them looks up the client's wait: a waiter leaves
+//! the queue, and a grant that is not delivered yet is given back.
 
 use crate::clock;
 use crate::driving::pump;
@@ -14,8 +14,8 @@ use crate::reading::read_write::begin_looks;
 use crate::writing::reply;
 use rlock_core::{BlockedClient, CommandError, Joined, Wait, WaitOutcome};
 
-/// Blocks the client of a command that must wait, which `join` puts in the queue. False if it
-/// cannot be blocked.
+/// Blocks the client of a command that must wait; `join` puts it in the queue. False if it cannot
+/// be blocked or cannot join.
 pub(crate) fn wait(ctx: Ctx<'_>, join: impl FnOnce(BlockedClient) -> Option<Joined>) -> bool {
     let Some(handle) = ffi::block::<Clients>(ctx) else {
         return false;
@@ -34,7 +34,7 @@ pub(crate) fn wait(ctx: Ctx<'_>, join: impl FnOnce(BlockedClient) -> Option<Join
     true
 }
 
-/// Blocks the client of an EVENTS until there are some. False if it cannot be blocked.
+/// Blocks the client of an EVENTS until its session has events. False if it cannot be blocked.
 pub(crate) fn listen(ctx: Ctx<'_>, listening: Listening, wait: Wait) -> bool {
     let Some(handle) = ffi::block::<Clients>(ctx) else {
         return false;
@@ -80,7 +80,7 @@ impl Blocking for Clients {
                 state::with(|state| state.locks.listen_no_more(listening.session, handle));
                 reply_to(ctx, Blocked::Woken(listening));
             }
-            // It was unblocked by us in this very turn: then it gets what it was to get.
+            // We unblocked it earlier in this turn: it gets the reply of that.
             Some(blocked) => return reply_to(ctx, blocked),
             None => return ctx.reply_null(),
         }
@@ -98,7 +98,8 @@ impl Blocking for Clients {
                 state::with(|state| state.locks.listen_no_more(listening.session, handle));
                 ffi::unblock(handle);
             }
-            // Only later: a write in this callback could come in the middle of somebody's command.
+            // Given back later: a write in this callback could come in the middle of another
+            // client's command.
             Some(Blocked::Granted(granted)) if !granted.confirmed => state::with(|state| {
                 let Granted {
                     lock, owner, grant, ..
@@ -124,8 +125,8 @@ fn reply_to(ctx: Ctx<'_>, blocked: Blocked) {
         Blocked::Granted(granted) => reply::acquired(ctx, granted.count, granted.grant.token),
         Blocked::Dismissed(why) => reply::dismissed(ctx, &why),
         Blocked::Woken(Listening { session, client_id }) => {
-            // Another client may have taken the session over in this turn; the events are its to
-            // get.
+            // Another client may have taken the session over in this turn; then the events belong
+            // to that client.
             match state::with(|state| state.locks.fetch_as(session, client_id)) {
                 Ok(events) => reply::events(ctx, &events),
                 Err(error) => ctx.reply_error(&error.to_string()),

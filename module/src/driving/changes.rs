@@ -1,5 +1,5 @@
 //! Changes that others make: to keys, and to the server as a whole. Nothing is written here: locks
-//! are marked dirty, and the timer looks at them when the server allows writes.
+//! are marked dirty, and the timer reconciles them when the server allows writes.
 
 use crate::clock;
 use crate::config;
@@ -10,18 +10,18 @@ use crate::writing::publish;
 use rlock_core::{LockRef, Now};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Listens to changed keys from now on. Called when a client waits, or there is a session.
+/// Listens to changed keys from now on. Called when a client waits, or a session begins.
 pub(crate) fn listen(ctx: Ctx<'_>) {
     let heard_before = state::with(|state| std::mem::replace(&mut state.hears_key_events, true));
     if !heard_before {
         ffi::subscribe_to_key_events::<Changes>(ctx);
-        // Against which the first tick compares.
+        // The first tick compares with this.
         let now = clock::now();
         state::with(|state| state.wall_ahead_ms = Some(wall_ahead_ms(now)));
     }
 }
 
-/// Listens to clients that disconnect, from now on. Called when there is a session.
+/// Listens to clients that disconnect, from now on. Called when a session begins.
 pub(crate) fn follow_clients(ctx: Ctx<'_>) {
     let heard_before = state::with(|state| std::mem::replace(&mut state.hears_client_events, true));
     if !heard_before {
@@ -37,20 +37,21 @@ pub(crate) fn follow_server(ctx: Ctx<'_>) {
     AT_WORK.store(ctx.flags().starting(), Ordering::Relaxed);
 }
 
-/// Lifts the token mark, as after anything that may have brought another server's tokens here.
+/// Raises the token mark. Called after every change that may have brought another server's tokens
+/// here.
 pub(crate) fn start_tokens() {
     let (now, guard_ms) = (clock::now(), config::fence_guard_ms());
     state::with(|state| state.locks.start_tokens(now, guard_ms));
 }
 
-/// The module is loaded, and the grant delay begins. A promotion does not begin another: the
-/// delay is there for a server that lost its data, not for a failover.
+/// Starts the grant delay when the module is loaded. A promotion does not start it again: the delay
+/// is for a server that lost its data, not for a failover.
 pub(crate) fn start_grant_delay() {
     let (now, delay_ms) = (clock::now(), config::grant_delay_ms());
     state::with(|state| state.locks.start_grant_delay(now, delay_ms));
 }
 
-/// What is logged and counted follows the options, at the load and whenever one is set.
+/// Applies the options of the log and of the counters, at the load and whenever an option is set.
 pub(crate) fn take_options() {
     let (log, patterns) = (config::log_options(), config::metrics_patterns());
     state::with(|state| {
@@ -59,10 +60,11 @@ pub(crate) fn take_options() {
     });
 }
 
-/// The server's timers and the leases follow the wall clock. After it was set back, timers come
-/// late by as much; after it was set forwards, leases end sooner than timers say. Then all queues
-/// are looked at and the timer is set anew. So they are when the timer is overdue by the monotonic
-/// clock: it was armed while the wall clock was wrong, and that was set right before this tick.
+/// The server's timers and the leases follow the wall clock. After it was set back, timers fire
+/// late by as much; after it was set forwards, leases end sooner than timers fire. In both cases
+/// all locks are marked dirty and the timer is armed anew. The same is done if the timer is overdue
+/// by the monotonic clock: it was armed while the wall clock was wrong, and the clock was corrected
+/// before this tick.
 fn tick(ctx: Ctx<'_>) {
     let now = clock::now();
     let ahead_ms = wall_ahead_ms(now);
@@ -79,7 +81,8 @@ fn tick(ctx: Ctx<'_>) {
     if was_set {
         pump::stop(ctx);
     }
-    // Also for what the pump has left for us, and for what is due soon by now.
+    // In any case: the pump may have left the timer to this tick, and a later deadline may be soon
+    // by now.
     pump::arm(ctx, now);
 }
 
@@ -87,15 +90,15 @@ fn wall_ahead_ms(now: Now) -> i64 {
     now.wall_ms().saturating_sub(now.mono_ms)
 }
 
-/// A clock that is set by less than this delays nothing that matters.
+/// A smaller step of the clock delays nothing that matters.
 const STEP_MS: u64 = 20;
 
-/// A server that is busy runs its timers late, too, but not by this much.
+/// A busy server also fires its timers late, but not by this much.
 const OVERDUE_MS: i64 = 200;
 
-/// Whether clients may have sent commands of ours: not before the first tick after `MODULE LOAD`,
-/// which may still fail and then unloads us, nor when the server ends, when Valkey 9 unloads its
-/// modules.
+/// Whether clients may have sent commands of ours. Not before the first tick after `MODULE LOAD`,
+/// since the load may still fail and then unloads us. Nor while the server ends: Valkey 9 then
+/// unloads its modules.
 pub(crate) fn at_work() -> bool {
     AT_WORK.load(Ordering::Relaxed)
 }
@@ -106,7 +109,7 @@ struct Changes;
 
 impl KeyEvents for Changes {
     fn changed(ctx: Ctx<'_>, key: Str<'_>, only_expiry: bool) {
-        // Our own doing is known already.
+        // An event of our own write changes nothing.
         if state::with(|state| state.take_own_event(key)) {
             return;
         }
@@ -146,7 +149,8 @@ impl ServerEvents for Changes {
             }
             ServerEvent::Tick => {
                 AT_WORK.store(true, Ordering::Relaxed);
-                // A replica that has begun to sync is announced only when it is online.
+                // The server announces a replica only when it is online, not when it begins to
+                // sync.
                 publish::look_for_replicas();
                 return tick(ctx);
             }

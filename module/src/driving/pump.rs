@@ -1,9 +1,9 @@
-//! What must be done outside of any command: waits that are over, leases that have ended, keys that
-//! others changed, grants that could not be delivered, sessions that have ended.
+//! The work outside of commands: waits that time out, leases that end, keys that others changed,
+//! grants that could not be delivered, sessions that ended.
 //!
-//! All of it is done by one timer, in the event loop, because nowhere else is a write safe: within
-//! a keyspace event it would reach the replicas before the change that caused it, and during a
-//! pause or a failover a write from outside a command stops the server.
+//! One timer in the event loop does all of it, because a write is safe nowhere else: within a
+//! keyspace event it would reach the replicas before the change that caused it, and during a pause
+//! or a failover a write from outside a command stops the server.
 
 use crate::clock;
 use crate::driving::turn::{self, Named};
@@ -13,20 +13,21 @@ use crate::reading::cluster;
 use crate::writing::effects;
 use rlock_core::{Effect, Locks, Now, Turn};
 
-/// Makes sure that the timer fires when the next thing is due, and that there is none when nothing
-/// is: the server refuses to unload a module that has a timer. So do we while anything is due.
+/// Arms the timer for the next deadline, or stops it if nothing is due: the server refuses to
+/// unload a module that has a timer. So do we while anything is due.
 ///
-/// For what is not due soon one of the server's next ticks will arm it. Most holds of sessions are
-/// given back before that, and a timer made and stopped for each costs as much as its record.
+/// A deadline that is not soon is left to one of the server's next ticks. Most holds of sessions
+/// are given back before that, and making and stopping a timer for each would cost as much as its
+/// record.
 pub(crate) fn arm(ctx: Ctx<'_>, now: Now) {
     arm_at(ctx, now, true);
 }
 
-/// The same. If the moment is not full, the wall clock alone was read for it: then both are read
-/// where the other counts, for what is due or for the timer.
+/// The same. If `is_full` is false, only the wall clock was read for `now`. Then both clocks are
+/// read where the monotonic one counts: for the deadlines, or for the timer.
 #[inline]
 pub(crate) fn arm_at(ctx: Ctx<'_>, now: Now, is_full: bool) {
-    // The common case: nobody waits, and no session holds anything.
+    // The common case: no client waits, and no session holds anything.
     let is_idle = state::with(|state| state.timer.is_none() && state.locks.is_quiet());
     if !is_idle {
         arm_for_what_is_due(ctx, now, is_full);
@@ -36,7 +37,8 @@ pub(crate) fn arm_at(ctx: Ctx<'_>, now: Now, is_full: bool) {
 fn arm_for_what_is_due(ctx: Ctx<'_>, now: Now, is_full: bool) {
     let (outdated, start_after_ms, now) = state::with(|state| {
         if state.pumping {
-            // It is armed when it is done; before, it would fire again for what it is doing.
+            // The timer's work arms it when it ends. Armed now, it would fire again for the same
+            // work.
             return (None, None, now);
         }
         let full = || if is_full { now } else { clock::now() };
@@ -49,7 +51,7 @@ fn arm_for_what_is_due(ctx: Ctx<'_>, now: Now, is_full: bool) {
         let now = full();
         let due = after_ms.map(|after_ms| now.after(after_ms));
         match (&state.timer, due) {
-            // One that fires too early finds nothing to do, and is set anew.
+            // A timer that fires too early finds nothing to do, and is armed anew.
             (Some(armed), Some(due)) if armed.due.mono_ms <= due.mono_ms => (None, None, now),
             _ => (state.timer.take(), after_ms, now),
         }
@@ -62,10 +64,10 @@ fn arm_for_what_is_due(ctx: Ctx<'_>, now: Now, is_full: bool) {
     }
 }
 
-/// The server ticks once a second or more often.
+/// The server ticks at least once a second, so a tick can arm the timer for any later deadline.
 const SOON_MS: i64 = 2000;
 
-/// Makes a change that writes nothing, and tells whom it concerns.
+/// Makes a change that writes no key, and carries out its effects.
 pub(crate) fn without_keys<R>(
     ctx: Ctx<'_>,
     change: impl FnOnce(&mut Locks, Now, &mut Vec<Effect>) -> R,
@@ -73,7 +75,7 @@ pub(crate) fn without_keys<R>(
     without_keys_at(ctx, clock::now(), change)
 }
 
-/// The same at this moment, which both clocks were read for.
+/// The same at a moment for which both clocks were read.
 pub(crate) fn without_keys_at<R>(
     ctx: Ctx<'_>,
     now: Now,
@@ -88,13 +90,13 @@ pub(crate) fn without_keys_at<R>(
     result
 }
 
-/// Whether anything is due, if only later.
+/// Whether anything is due, now or later.
 pub(crate) fn is_due() -> bool {
     let now = clock::now();
     state::with(|state| state.locks.next_deadline(now).is_some())
 }
 
-/// Stops the timer: for good, or to be armed anew.
+/// Stops the timer, for good or to arm it anew.
 pub(crate) fn stop(ctx: Ctx<'_>) {
     if let Some(armed) = state::with(|state| state.timer.take()) {
         armed.timer.stop(ctx);
@@ -107,7 +109,7 @@ fn start(ctx: Ctx<'_>, now: Now, after_ms: i64) {
     state::with(|state| state.timer = Some(Armed { timer, due }));
 }
 
-/// While the server allows no write, it is asked again this often.
+/// While the server allows no write, the timer fires this often to ask again.
 const RETRY_MS: i64 = 10;
 
 struct Pump;
@@ -118,9 +120,9 @@ impl Timers for Pump {
         let retry = run(ctx);
         drop(at_work);
         let now = clock::now();
-        // The server looks at the wall clock once, and fires all that is due by then. If the clock
-        // was set back since, a timer that is armed here is due at once, and so is the next: the
-        // server would do nothing else until the clock is where it was. So the next tick arms it.
+        // The server reads the wall clock once, and fires all timers that are due by then. If the
+        // clock was set back since, a timer that is armed here is due at once, and so is the next:
+        // the server would do nothing else until the clock has caught up. So the next tick arms it.
         if armed.is_some_and(|armed| now.wall_us < armed.due.wall_us) {
             return;
         }
@@ -131,12 +133,12 @@ impl Timers for Pump {
     }
 }
 
-/// While it lives, nothing arms the timer. It ends with the work, however that ends: if the timer
+/// While this lives, nothing arms the timer. Its drop ends that even after a panic: if the timer
 /// were never armed again, no waiter would be granted or timed out.
 struct AtWork;
 
 impl AtWork {
-    /// With the timer that has fired.
+    /// Returns also the timer that has fired.
     fn begin() -> (Self, Option<Armed>) {
         let armed = state::with(|state| {
             state.pumping = true;
@@ -164,12 +166,13 @@ fn run(ctx: Ctx<'_>) -> Option<Retry> {
     turn::run(ctx, &mut Turn::of_deadlines(), Named::Nothing);
     without_keys(ctx, Locks::passed);
     if flags.replica() {
-        // What stays marked would keep the timer firing; at a promotion all is looked at.
+        // A replica grants and releases nothing, and marks that stay would keep the timer firing. A
+        // promotion marks all locks again.
         state::with(|state| state.locks.forget_what_is_due());
         return None;
     }
-    // While commands may not write, a grant may not either: it would be on no disk and no replica,
-    // for as long as the server is in trouble.
+    // While commands may not write, a grant may not either: as long as the server is in trouble,
+    // the grant would reach no disk and no replica.
     if ffi::writes_are_paused() || ctx.writes_are_denied() {
         return Some(Retry);
     }

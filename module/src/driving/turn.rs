@@ -1,7 +1,6 @@
-//! Driving the core's loop: read what it asks for, let it decide, carry out what it says.
+//! Drives the core's loop: reads the keys of a task, lets the core decide, carries out the effects.
 //!
-//! Who starts a turn is a command, or the timer in `pump`. What comes next, and in which order, the
-//! core says.
+//! A command starts a turn, or the timer in `pump`. The core chooses the tasks and their order.
 
 use crate::clock;
 use crate::driving::pump;
@@ -15,28 +14,28 @@ use rlock_core::{
     CommandError, Effect, LockKey, Mode, Now, Outcome, Purpose, Read, Stored, Subject, Task, Turn,
 };
 
-/// What a command names: its locks and its owner, as the server's own strings.
+/// The locks and the owner of a command, as the server's own strings.
 #[derive(Clone, Copy)]
 pub(crate) enum Named<'a> {
     /// Nothing: it is the timer's turn.
     Nothing,
     One(Str<'a>, Str<'a>),
-    /// BREAK, which names a lock alone.
+    /// The lock of BREAK, which names no owner.
     Whoever(Str<'a>),
     Several(&'a [Str<'a>], Str<'a>),
 }
 
-/// Does what there is to do in a turn: nothing while another turn's decision is being written.
-/// Returns the moment of the last decision, if both clocks were read for it.
+/// Runs a turn to its end. Does nothing while another turn's decision is being written. Returns the
+/// moment of the last decision, if both clocks were read for it.
 ///
-/// The timer is armed with that, unless the caller is to wait: then it is when the caller has
-/// joined a queue, or was turned away.
+/// Arms the timer with that moment, unless the caller must wait. Then the timer is armed when the
+/// caller has joined a queue or was turned away.
 pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, given: Named<'_>) -> Option<Now> {
     run_then(ctx, turn, given, |_| ())
 }
 
-/// The same. As soon as the command is decided, and before anything else is, `then` does something
-/// with its outcome, in the database of the command.
+/// The same, and calls `then` with the outcome as soon as the command is decided: before the next
+/// task, and in the database of the command.
 pub(crate) fn run_then(
     ctx: Ctx<'_>,
     turn: &mut Turn<'_>,
@@ -56,7 +55,7 @@ pub(crate) fn run_then(
         if !std::mem::take(&mut is_first) {
             (now, is_full) = (clock::now(), true);
         }
-        // Others' locks may be in other databases.
+        // Other tasks may be about locks in other databases.
         if task.subject != Subject::Command {
             roams = true;
         } else if roams {
@@ -69,18 +68,19 @@ pub(crate) fn run_then(
             then(outcome);
         }
     }
-    // Before a caller has joined, the timer would be armed without the end of its wait.
+    // A caller that must wait has not joined the queue yet, so the timer would be armed without the
+    // end of its wait.
     if !matches!(turn.decided(), Some(Ok(Outcome::MustWait { .. }))) {
         pump::arm_at(ctx, now, is_full);
     }
-    // What it has brought about may have been in another database.
+    // The last task may have selected another database.
     if roams {
         ctx.select_db(db);
     }
     is_full.then_some(now)
 }
 
-/// One task, from reading to carrying out.
+/// One task: the reading, the decision and its effects.
 struct Step<'s, 'c, 't> {
     ctx: Ctx<'c>,
     turn: &'s mut Turn<'t>,
@@ -89,7 +89,8 @@ struct Step<'s, 'c, 't> {
 
 impl Step<'_, '_, '_> {
     fn take(self, task: &Task, given: Named<'_>) {
-        // A search asks for the holders of one lock after the other: all of it is one decision.
+        // A deadlock search reads the holders of one lock after the other: all its readings
+        // together may take as many looks as one decision.
         if task.purpose != Purpose::Holders {
             begin_looks();
         }
@@ -172,7 +173,7 @@ impl Step<'_, '_, '_> {
         }
     }
 
-    /// A lock whoever holds it.
+    /// Breaks a lock: reads it with all its holders.
     fn whoever(mut self, task: &Task, name: Str<'_>) {
         let lock = OpenLock::open(self.ctx, name, Access::Write);
         let now = self.now;
@@ -190,8 +191,9 @@ impl Step<'_, '_, '_> {
             }
         }
         let read = || {
-            // One key at a time is open while they are read. A key that has expired is deleted when
-            // it is opened or looked at, and whoever listens to that may do anything to the others.
+            // Only one key at a time is open while they are read. An expired key is deleted when it
+            // is opened or looked at, and a module that listens to that may do anything to the
+            // other keys.
             let load =
                 |name| OpenLock::open(ctx, name, access).read(|lock| lock.load(owner, task, now));
             let stored: Vec<Stored> = names.iter().copied().map(load).collect();
@@ -222,7 +224,7 @@ impl Step<'_, '_, '_> {
         effects::carry_out(ctx, &mut locks, owner, effects);
     }
 
-    /// The state is lent for the decision only: what follows calls the server, which may call us.
+    /// Lends the state for the decision only: the effects call the server, which may call us back.
     fn decide(&mut self, task: &Task, read: Read<'_>) -> Vec<Effect> {
         let (turn, now) = (&mut *self.turn, self.now);
         state::with(|state| {
@@ -233,21 +235,21 @@ impl Step<'_, '_, '_> {
         })
     }
 
-    /// Of a decision that can write nothing.
+    /// Decides a task whose decision can write nothing, and carries out its effects.
     fn decide_and_tell(&mut self, task: &Task, read: Read<'_>) {
         let effects = self.decide(task, read);
         effects::tell_all(self.ctx, effects);
     }
 }
 
-/// The first of several locks of which not all is here.
+/// The first of several locks whose keys are not all at this node.
 fn first_torn(locks: &[OpenLock<'_>], purpose: Purpose, stored: &[Stored]) -> Option<usize> {
     let mut each = locks.iter().zip(stored);
     each.position(|(lock, stored)| !is_whole(lock, purpose, stored))
 }
 
-/// Some of the readers that are gone, going on where the last sweep of this lock has stopped.
-/// Whether there are more to be looked at.
+/// Some readers, or holders of permits, whose leases are over, from where the last sweep of this
+/// lock stopped. True if the hash has more fields to look at.
 fn some_gone(lock: &OpenLock<'_>, task: &Task, now: Now) -> (Vec<Box<[u8]>>, bool) {
     let Subject::One(key, _) = &task.subject else {
         return (Vec::new(), false);
@@ -260,7 +262,8 @@ fn some_gone(lock: &OpenLock<'_>, task: &Task, now: Now) -> (Vec<Box<[u8]>>, boo
         state::with(|state| state.keep_sweep(key.clone(), scan));
     }
     if !lock.is_up_to_date() {
-        // A walk cannot be gone twice, so those that it found are looked at once more.
+        // A key expired during the walk. The walk cannot be repeated, so its results are checked
+        // again.
         gone = lock.read(|lock| lock.still_gone(&gone, now));
     }
     (gone, more)
@@ -284,12 +287,11 @@ fn presence(ctx: Ctx<'_>, name: Str<'_>) -> Presence {
     }
 }
 
-/// What is found of a lock that this node may not write, or of which it has not all keys. For a
-/// command's own locks the server has seen to that.
+/// The reading of a lock that this node may not write, or whose keys are not all here. None if the
+/// lock can be read. For a command's own locks the server has checked that.
 ///
-/// The core may decide to write wherever it reads for one of these purposes. A node whose cluster
-/// is down, and whose replica may have been promoted by then, must not: the hold lives on at the
-/// other.
+/// Where `may_write` is true, the core may decide to write. A node whose cluster is down must not:
+/// its replica may have been promoted, and the hold lives on there.
 fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'static>> {
     if !ctx.in_cluster() {
         return None;
@@ -298,7 +300,7 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
         Purpose::Reconcile(_) => (true, false),
         Purpose::CheckHold(mode) | Purpose::Release(mode) => (true, is_of_several_keys(mode)),
         Purpose::CheckWriter | Purpose::Sweep => (true, true),
-        // Of a long wait nothing is said of who holds a lock that is another node's, or on its way.
+        // While the lock's slot is on its way, the log entry of a long wait names no holder.
         Purpose::LongWait => (false, true),
         Purpose::Command | Purpose::TimeOut | Purpose::Holders | Purpose::GrantSeveral(_) => {
             (false, false)
@@ -308,7 +310,7 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
         match presence(ctx, name) {
             Presence::Here => {}
             Presence::Unknown => return Some(Read::Unknown),
-            // It is not held here any more, so there is nothing to release.
+            // The hold is not at this node any more, so nothing is left to release.
             Presence::Elsewhere if matches!(purpose, Purpose::Release(_)) => {
                 return Some(Read::NotHere(0));
             }
@@ -322,14 +324,14 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
     is_torn.then_some(Read::Unknown)
 }
 
-/// Whether a hold in this mode is in several keys.
+/// Whether a hold in this mode is stored in several keys.
 fn is_of_several_keys(mode: Mode) -> bool {
     matches!(mode, Mode::Read | Mode::Write)
 }
 
-/// Whether what is stored of a lock is all there is of it. A read-write lock is in several keys,
-/// and while its slot moves some of them may be elsewhere: it must not look free, to a plain lock's
-/// owner either. Nor must a limit be missing by which waiters for permits are measured.
+/// Whether the reading of a lock is complete. A read-write lock is stored in several keys, and
+/// while its slot moves some of them may be at another node: it must not look free, not even to the
+/// owner of a plain lock. Nor may the limit be missing by which waiters for permits are granted.
 fn is_whole(lock: &OpenLock<'_>, purpose: Purpose, stored: &Stored) -> bool {
     let mode = match purpose {
         Purpose::Reconcile(mode) => mode,
@@ -341,7 +343,8 @@ fn is_whole(lock: &OpenLock<'_>, purpose: Purpose, stored: &Stored) -> bool {
     if !lock.ctx.in_cluster() || !of_several_keys {
         return true;
     }
-    // The server is asked about other keys, which somebody may have written, with an end.
+    // Closed first: the server looks up two other keys. If another client wrote them and they have
+    // expired, listeners may change this key.
     lock.key.set_aside();
     slot_is_settled(lock.ctx, lock.name.bytes())
 }

@@ -1,18 +1,18 @@
-//! Clients that the server keeps waiting for us.
+//! Clients that the server keeps blocked for us.
 
 use super::{Ctx, OK, guarded, server};
 use redis_module::raw;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-/// A client that the server keeps waiting, until [`unblock`].
+/// A client that the server keeps blocked, until [`unblock`].
 ///
-/// It is the address of the server's record, which no other client has while this one is blocked.
+/// It is the address of the server's record. No other client has it while this one is blocked.
 pub(crate) type Handle = usize;
 
-/// What becomes of blocked clients.
+/// The callbacks at the end of a block.
 pub(crate) trait Blocking {
-    /// The client was unblocked by us: reply to it.
+    /// We have unblocked the client: reply to it.
     fn reply(ctx: Ctx<'_>, handle: Handle);
     /// CLIENT UNBLOCK … TIMEOUT: reply to it, and unblock it.
     fn unblocked_by_others(ctx: Ctx<'_>, handle: Handle);
@@ -20,14 +20,14 @@ pub(crate) trait Blocking {
     /// became a replica. Unless it was unblocked before, it must be unblocked now, or its record
     /// leaks.
     fn disconnected(ctx: Ctx<'_>, handle: Handle);
-    /// The record of the client is about to go.
+    /// The server is about to free the record of the client.
     fn forget(handle: Handle);
 }
 
-/// Blocks the client of this call. No timeout is given to the server: its own comes up to 100 ms
-/// late, and in the tick of a grant it loses the reply (7.0) or stops the server (7.2).
+/// Blocks the client of this call. No timeout is given to the server: that would come up to 100 ms
+/// late, and in the tick of a grant it would lose the reply (7.0) or stop the server (7.2).
 pub(crate) fn block<B: Blocking>(ctx: Ctx<'_>) -> Option<Handle> {
-    // Without this callback CLIENT UNBLOCK answers 0, which is all that these servers can bear.
+    // Older servers get no such callback, and there CLIENT UNBLOCK answers 0.
     let on_timeout: raw::RedisModuleCmdFunc = if safe_to_unblock() {
         Some(on_unblocked_by_others::<B>)
     } else {
@@ -50,19 +50,20 @@ pub(crate) fn block<B: Blocking>(ctx: Ctx<'_>) -> Option<Handle> {
     Some(client.expose_provenance())
 }
 
-/// Queues the client to be replied to, in this turn of the event loop.
+/// Unblocks the client: it gets its reply in this turn of the event loop.
 pub(crate) fn unblock(handle: Handle) {
     let client = ptr::with_exposed_provenance_mut::<raw::RedisModuleBlockedClient>(handle);
     server!(RedisModule_UnblockClient(client, client.cast()));
 }
 
-/// Takes a block back at once: the call replies after all.
+/// Undoes a block at once: the call replies after all.
 pub(crate) fn abort_block(handle: Handle) {
     let client = ptr::with_exposed_provenance_mut::<raw::RedisModuleBlockedClient>(handle);
     server!(RedisModule_AbortBlock(client));
 }
 
-/// Since Redis 7.4 and Valkey 8 a client may be unblocked in the turn in which we unblock it.
+/// Since Redis 7.4 and Valkey 8, CLIENT UNBLOCK may come in the turn in which we unblock the
+/// client.
 fn safe_to_unblock() -> bool {
     server!(RedisModule_GetServerVersion()) >= 0x0007_0400
 }

@@ -22,7 +22,7 @@ pub(crate) struct Ctx<'a> {
     call: PhantomData<&'a ()>,
 }
 
-/// What a context says about the server and the client, read once.
+/// The flags of a context about the server and the client, read once.
 #[derive(Clone, Copy)]
 pub(crate) struct Flags(c_int);
 
@@ -32,8 +32,8 @@ impl Flags {
     }
 
     /// Whether a client can be blocked here. Not in a transaction, a script, another module's call,
-    /// or a command that came from a primary or the AOF: there, `RM_BlockClient` leaves a zombie or
-    /// stops the server.
+    /// or a command from a primary or the AOF: there, `RM_BlockClient` leaves a zombie or stops the
+    /// server.
     pub(crate) fn may_block(self) -> bool {
         !self.any(
             raw::REDISMODULE_CTX_FLAGS_MULTI
@@ -52,13 +52,13 @@ impl Flags {
                 || !self.any(raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING))
     }
 
-    /// Whether the server is starting. Servers from before 7.2 do not say so.
+    /// Whether the server is starting. Servers before 7.2 do not say so.
     pub(crate) fn starting(self) -> bool {
         self.any(raw::REDISMODULE_CTX_FLAGS_SERVER_STARTUP)
     }
 
-    /// Whether `maxmemory` is reached and nothing is evicted: the server refuses whatever it knows
-    /// to need memory. It is never so on a replica, which leaves that to its primary.
+    /// Whether `maxmemory` is reached and nothing is evicted: then the server refuses every command
+    /// that it knows to need memory. Never on a replica, which leaves that to its primary.
     pub(crate) fn out_of_memory(self) -> bool {
         let is_over = |flag| self.any(flag) && self.any(raw::REDISMODULE_CTX_FLAGS_MAXMEMORY);
         is_over(raw::REDISMODULE_CTX_FLAGS_OOM) && !self.any(raw::REDISMODULE_CTX_FLAGS_EVICT)
@@ -81,7 +81,7 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// The context of the crate that registers us.
+    /// The context that the crate passes when it registers us.
     pub(crate) fn of(context: &'a redis_module::Context) -> Self {
         Self::new(context.ctx)
     }
@@ -95,7 +95,7 @@ impl<'a> Ctx<'a> {
         Flags(server!(RedisModule_GetContextFlags(self.raw)))
     }
 
-    /// Whether the server is a node of a cluster: it is or is not for as long as it runs.
+    /// Whether the server is a node of a cluster. This never changes while it runs.
     pub(crate) fn in_cluster(self) -> bool {
         static IN_CLUSTER: OnceLock<bool> = OnceLock::new();
         *IN_CLUSTER.get_or_init(|| self.flags().any(raw::REDISMODULE_CTX_FLAGS_CLUSTER))
@@ -113,14 +113,15 @@ impl<'a> Ctx<'a> {
         server!(RedisModule_GetClientId(self.raw))
     }
 
-    /// Whether the client of this call, which has a connection, speaks TLS there.
+    /// Whether the client of this call uses TLS on its connection.
     pub(crate) fn is_over_tls(self) -> bool {
         let ssl = u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_SSL);
         client_info(self.client_id()).is_some_and(|info| info.flags & ssl != 0)
     }
 
-    /// Whether the client of this call is one whose disconnect the server announces: not that of a
-    /// script, or of another module. Valkey 9 knows those as well, but they have no user.
+    /// Whether the server announces the disconnect of this call's client. It does not for the
+    /// client of a script or of another module. Valkey 9 knows those clients as well, but they have
+    /// no user.
     pub(crate) fn has_known_client(self) -> bool {
         let id = self.client_id();
         let user = server!(RedisModule_GetClientUserNameById(self.raw, id));
@@ -163,7 +164,7 @@ impl<'a> Ctx<'a> {
         server!(RedisModule_ReplyWithSimpleString(self.raw, c"OK".as_ptr()));
     }
 
-    /// `text` begins with a code word. No NUL is in any of ours.
+    /// `text` begins with an error code. Our texts contain no NUL.
     pub(crate) fn reply_error(self, text: &str) {
         let text = CString::new(text).unwrap_or_default();
         server!(RedisModule_ReplyWithError(self.raw, text.as_ptr()));
@@ -173,7 +174,7 @@ impl<'a> Ctx<'a> {
         server!(RedisModule_WrongArity(self.raw));
     }
 
-    // --- Changes, told to everybody whom they concern ---
+    // --- Changes, for replicas and the append-only file ---
 
     /// `HSET key field value`.
     pub(crate) fn replicate_hset(self, key: Str<'_>, (field, value): Field<'_>) {
@@ -189,7 +190,7 @@ impl<'a> Ctx<'a> {
         check_replicated(command, result);
     }
 
-    /// `HSET key field value field value`. Not as a vector ("v"), for which the server allocates
+    /// `HSET key field value field value`. Not as a vector ("v"): for that the server allocates
     /// once more.
     pub(crate) fn replicate_hset_both(self, key: Str<'_>, one: Field<'_>, other: Field<'_>) {
         let (command, format) = (c"HSET", c"sssss".as_ptr());
@@ -256,7 +257,7 @@ impl<'a> Ctx<'a> {
         check_replicated(command, result);
     }
 
-    /// `SET` of a key that never expires.
+    /// `SET key value`, without an expiry.
     pub(crate) fn replicate_set_forever(self, key: Str<'_>, value: Str<'_>) {
         let (command, format) = (c"SET", c"ss".as_ptr());
         let result = server!(RedisModule_Replicate(
@@ -292,12 +293,13 @@ impl<'a> Ctx<'a> {
         check_replicated(APPLY, result);
     }
 
-    /// The command as it came, to those whom this server tells of changes in turn.
+    /// Replicates the command unchanged, to this server's own replicas and append-only file.
     pub(crate) fn replicate_verbatim(self) {
         check_replicated(APPLY, server!(RedisModule_ReplicateVerbatim(self.raw)));
     }
 
-    /// Whether this command came from the primary or the append-only file, and not by a script.
+    /// The source of this command, if it came from the primary or the append-only file, and not
+    /// from a script.
     pub(crate) fn replayed_from(self) -> Option<ReplayedFrom> {
         let flags = self.flags();
         if flags.any(raw::REDISMODULE_CTX_FLAGS_LUA) {
@@ -306,12 +308,13 @@ impl<'a> Ctx<'a> {
         if flags.any(raw::REDISMODULE_CTX_FLAGS_REPLICATED) {
             return Some(ReplayedFrom::Primary);
         }
-        // The number by which the interface tells the client of the file.
+        // The client number by which the interface denotes the append-only file.
         (self.client_id() == u64::MAX).then_some(ReplayedFrom::File)
     }
 
-    /// `PUBLISH channel message`, to replicas only: a message is not data, so the AOF has no use
-    /// for it. Without the command it is not told, and nothing rests on it.
+    /// `PUBLISH channel message`, to replicas only: a message is not data, so the AOF does not need
+    /// it. If the server has no such command, the message is not replicated, and nothing depends on
+    /// it.
     pub(crate) fn replicate_publish(self, channel: Str<'_>, message: Str<'_>) {
         self.replicate_message(&PUBLISH, channel, message);
     }
@@ -372,15 +375,15 @@ impl<'a> Ctx<'a> {
 
     // --- Reads ---
 
-    /// The value of a string; none if there is no such key here, or it is no string. Unlike
-    /// [`super::Key::string`] it leaves the value as it is, but it is a command of the server, and
-    /// slower: for commands that write nothing.
+    /// The value of a string; none if this node has no such key, or the key is no string. Unlike
+    /// [`super::Key::string`] this does not change the value's encoding, but it runs a command of
+    /// the server and is slower: for commands that write nothing.
     pub(crate) fn get(self, key: Str<'_>) -> Option<Vec<u8>> {
         let (command, format) = (c"GET".as_ptr(), c"sE".as_ptr());
         let reply = CallReply::of(server!(RedisModule_Call(
             self.raw, command, format, key.raw
         )))?;
-        // Of a key that is no string, or another node's, the error has a code of its own.
+        // If the key is no string, or another node's, the error has a code of its own.
         if reply.text().starts_with(b"ERR ") && !reply.is_string() {
             call_was_refused(c"GET");
         }
@@ -389,17 +392,17 @@ impl<'a> Ctx<'a> {
 
     // --- Whether a write is allowed ---
 
-    /// Whether the server would take a write to this key from one of its clients now.
+    /// Whether the server would accept a write to this key from one of its clients now.
     ///
-    /// Only a write can tell. A read is answered by a node whose cluster is down
-    /// (`cluster-allow-reads-when-down`), and to open a key asks nothing at all: a slot that moved
-    /// away looks empty, and a lock in it free. So a write is begun and not carried out (`D`): it
-    /// is in no statistics and no MONITOR. Redis 7.0 carries every write out, and there it is one
-    /// that changes nothing: none of the members of a set is taken out.
+    /// Only a write can tell. A node whose cluster is down may still answer reads
+    /// (`cluster-allow-reads-when-down`), and opening a key checks nothing: a slot that moved away
+    /// looks empty, and a lock in it free. So a write is begun and not carried out (`D`): it
+    /// appears in no statistics and no MONITOR. Redis 7.0 carries every write out, so the command
+    /// is one that changes nothing: it takes none of the members out of a set.
     ///
-    /// `S` makes the server refuse it for all reasons for which it refuses a client: a full disk
-    /// (MISCONF), too few replicas (NOREPLICAS), a replica (READONLY), a cluster that is down. A
-    /// refusal for a reason that is not known here means that the write is not allowed.
+    /// `S` makes the server refuse the write for every reason for which it refuses a client's: a
+    /// full disk (MISCONF), too few replicas (NOREPLICAS), a replica (READONLY), a cluster that is
+    /// down. A refusal for a reason that is not known here means that the write is not allowed.
     pub(crate) fn presence(self, key: Str<'_>) -> Presence {
         let dry = knows_dry_runs();
         let format = if dry { c"SDsc" } else { c"Ssc" };
@@ -407,8 +410,8 @@ impl<'a> Ctx<'a> {
         let reply = server!(RedisModule_Call(self.raw, command, format, key.raw, none));
         // The interface reports the reason in errno, which the next call may change.
         let reason = io::Error::last_os_error().kind();
-        // A dry run has a reply if it was refused, any other run if it was carried out: to a key
-        // that is no set, as a lock is none, this is an error of the command itself.
+        // A dry run has a reply if it was refused. Any other run has one if it was carried out: a
+        // lock is no set, so the reply is then an error of the command itself.
         let is_refused = CallReply::of(reply).is_some() == dry;
         match (is_refused, reason) {
             (false, _) => Presence::Here,
@@ -421,7 +424,7 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Whether the slot of two keys, which are not there, has settled at this node.
+    /// Whether the slot of two keys, which do not exist, is at this node and not on its way.
     pub(crate) fn presence_of_both(self, one: Str<'_>, other: Str<'_>) -> bool {
         let (command, format) = (EXIST.name(), c"ss".as_ptr());
         let reply = server!(RedisModule_Call(
@@ -436,9 +439,9 @@ impl<'a> Ctx<'a> {
 
     /// Whether the server refuses writes to all its clients now.
     ///
-    /// In a cluster the key that is asked about may be another node's, which is no reason to refuse
-    /// writes to others: each lock is asked about by itself. On Redis 7.0, where the write is
-    /// carried out, a server alone is only asked if INFO gives a reason to.
+    /// In a cluster the key may belong to another node, which is no reason to refuse writes to
+    /// other keys: each lock is checked by itself. Redis 7.0 would carry the write out, so outside
+    /// of a cluster it is only asked if INFO shows a reason.
     pub(crate) fn writes_are_denied(self) -> bool {
         if !knows_dry_runs() && !self.in_cluster() && !may_deny_writes() {
             return false;
@@ -456,22 +459,23 @@ impl<'a> Ctx<'a> {
 
     // --- Permissions ---
 
-    /// The name of the user who calls; none where there is none, or where the server cannot be
-    /// asked for it.
-    /// A connection's user is asked for by the client's number. Elsewhere, in a script or another
-    /// module's call, it must be known first that there is one: where there is none, the server
-    /// dies of being asked for its name, up to Redis 8.0 and Valkey 8.
+    /// The name of the calling user; none if the call has no user, or if the server cannot be asked
+    /// for it.
+    ///
+    /// A connection's user is found by the client's number. In a script or another module's call we
+    /// must first know that the call has a user: without one, servers up to Redis 8.0 and Valkey 8
+    /// crash when they are asked for its name.
     pub(crate) fn user_name(self) -> Option<OwnedStr> {
         let id = self.client_id();
         let of_client = server!(RedisModule_GetClientUserNameById(self.raw, id));
         OwnedStr::adopt(of_client).or_else(|| {
-            // On Valkey 9 a script's client is known, and has no user of its own.
+            // On Valkey 9 a script's client is known, but has no user of its own.
             let ask = || server!(RedisModule_GetCurrentUserName(self.raw));
             OwnedStr::adopt(self.has_user().then(ask)?)
         })
     }
 
-    /// What the caller may read.
+    /// The keys that the caller may read.
     pub(crate) fn reader(self) -> Reader {
         if !self.has_user() {
             return Reader::Unrestricted;
@@ -488,11 +492,11 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Whether there is a user behind this call. Up to Redis 8.0 and Valkey 8 the server reads the
-    /// name of one that is not there, and dies of it.
+    /// Whether this call has a user. If it has none, servers up to Redis 8.0 and Valkey 8 crash
+    /// when they read the user's name.
     ///
-    /// A call in the caller's name (`C`) is refused for want of a user before anything else is
-    /// looked at, so that the command need not exist; it does not, and nothing is run either way.
+    /// A call in the caller's name (`C`) that has no user is refused before anything else is
+    /// checked. So the command need not exist; it does not, and nothing is run either way.
     pub(super) fn has_user(self) -> bool {
         let (command, format) = (c"rlock.no-command".as_ptr(), c"CE".as_ptr());
         let reply = server!(RedisModule_Call(self.raw, command, format));
@@ -503,19 +507,19 @@ impl<'a> Ctx<'a> {
     }
 }
 
-/// A warning in the server's log, from where there is no context.
+/// A warning in the server's log, for code that has no context.
 pub(crate) fn log_warning(text: &str) {
     log(ptr::null_mut(), c"warning", text);
 }
 
-/// No NUL is in any of our lines. The text may have a `%` in it, so it is not the format.
+/// Our lines contain no NUL. The text may contain a `%`, so it is not the format.
 fn log(ctx: *mut raw::RedisModuleCtx, level: &CStr, text: &str) {
     let text = CString::new(text).unwrap_or_default();
     let (level, format) = (level.as_ptr(), c"%s".as_ptr());
     server!(RedisModule_Log(ctx, level, format, text.as_ptr()));
 }
 
-/// What the server tells of a client; none if there is none with this number.
+/// The server's data about a client; none if no client has this number.
 fn client_info(client_id: u64) -> Option<raw::RedisModuleClientInfo> {
     // SAFETY: plain C data, for which all zeros is a value.
     let mut info: raw::RedisModuleClientInfo = unsafe { std::mem::zeroed() };
@@ -525,7 +529,8 @@ fn client_info(client_id: u64) -> Option<raw::RedisModuleClientInfo> {
     (found == OK).then_some(info)
 }
 
-/// From where a client is connected, as `CLIENT LIST` shows it; none if it is gone.
+/// The address of a client, as `CLIENT LIST` shows it; none if the client is not connected any
+/// more.
 pub(crate) fn address_of(client_id: u64) -> Option<String> {
     let info = client_info(client_id)?;
     let host = info.addr.iter().take_while(|char| **char != 0);
@@ -538,17 +543,17 @@ pub(crate) fn address_of(client_id: u64) -> Option<String> {
     }
 }
 
-/// The operation is not supported, on Linux.
+/// The error "operation not supported", on Linux.
 const ENOTSUP: c_int = 95;
 
-/// Whether this server takes writes to a key.
+/// Whether this server accepts writes to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     Here,
     /// Another node of the cluster serves the key, or will soon.
     Elsewhere,
-    /// Not now: the server refuses all writes, or the cluster is down and nobody knows who serves
-    /// the key.
+    /// Not now: the server refuses all writes, or the cluster is down and the key's node is not
+    /// known.
     Unknown,
 }
 
@@ -560,11 +565,11 @@ pub(crate) enum EventClass {
     String,
 }
 
-/// The type of such a reply.
+/// The type of a reply that is a string.
 const STRING: c_int = 0;
 const _: () = assert!(raw::REDISMODULE_REPLY_STRING == 0);
 
-/// What a command of the server replied to us.
+/// The reply of a command that we called.
 pub(super) struct CallReply(pub(super) *mut raw::RedisModuleCallReply);
 
 impl CallReply {
@@ -576,7 +581,7 @@ impl CallReply {
         server!(RedisModule_CallReplyType(self.0)) == STRING
     }
 
-    /// The text of a string or an error; of anything else nothing.
+    /// The text of a string or an error; empty for any other reply.
     pub(super) fn text(&self) -> &[u8] {
         let mut len = 0;
         let text = server!(RedisModule_CallReplyStringPtr(self.0, &raw mut len));
@@ -589,7 +594,7 @@ impl CallReply {
 }
 
 impl CallReply {
-    /// As it goes over the wire.
+    /// The reply as it goes over the wire.
     pub(super) fn wire(&self) -> &[u8] {
         let mut len = 0;
         let text = server!(RedisModule_CallReplyProto(self.0, &raw mut len));
@@ -600,7 +605,7 @@ impl CallReply {
         unsafe { slice::from_raw_parts(text.cast(), len) }
     }
 
-    /// The element of an array at this place; none if there is none, or if it is no array.
+    /// The element of an array at this place; none beyond its end, or if the reply is no array.
     pub(super) fn element(&self, place: usize) -> Option<Element<'_>> {
         let element = server!(RedisModule_CallReplyArrayElement(self.0, place));
         let reply = Self::of(element).map(ManuallyDrop::new)?;
@@ -608,13 +613,13 @@ impl CallReply {
         Some(Element { reply, of })
     }
 
-    /// How many elements an array has, or bytes a string.
+    /// The number of elements of an array, or of bytes of a string.
     pub(super) fn len(&self) -> usize {
         server!(RedisModule_CallReplyLength(self.0))
     }
 }
 
-/// An element of an array, which is freed with it.
+/// An element of an array. It is freed with the array.
 pub(super) struct Element<'r> {
     reply: ManuallyDrop<CallReply>,
     of: PhantomData<&'r CallReply>,
@@ -634,7 +639,7 @@ impl Drop for CallReply {
     }
 }
 
-/// From where a command came that tells of a change.
+/// The source of a command that brings a change.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReplayedFrom {
     Primary,
@@ -642,17 +647,18 @@ pub(crate) enum ReplayedFrom {
     File,
 }
 
-/// The command that tells of a change in few bytes.
+/// The command that replicates a change in the compact encoding.
 const APPLY: &CStr = c"RLOCK.APPLY";
 
-/// What a caller may read.
+/// The keys that a caller may read.
 pub(crate) enum Reader {
-    /// All of it: there is no user behind the call. Such is one that another module makes in
-    /// nobody's name, and the server lets that module read every key.
+    /// All keys, because the call has no user. Another module can make such a call, and the server
+    /// lets that module read every key.
     Unrestricted,
-    /// What the ACL says of this user.
+    /// The keys that the ACL lets this user read.
     User(User),
-    /// Nobody knows: the user is not one of the ACL's. A module has made it.
+    /// No key: the user is not in the ACL, since a module has made it, so its permissions are not
+    /// known.
     Unknown,
 }
 
@@ -705,7 +711,7 @@ impl<'a> Str<'a> {
         self.raw == other.raw
     }
 
-    /// Where it is, by which the very same string is known again while it lives.
+    /// The address of the string. It identifies this very string while the string lives.
     pub(crate) fn address(self) -> usize {
         self.raw.addr()
     }
@@ -734,12 +740,12 @@ impl OwnedStr {
         )))
     }
 
-    /// One string of several parts. What is not too long is put together on the stack.
+    /// One string of several parts. A short one is put together on the stack.
     pub(crate) fn concat(parts: &[&[u8]]) -> Self {
         let mut buffer = [0; 256];
         let mut rest = &mut buffer[..];
         let mut add = |part: &[u8]| match part {
-            // Half of the parts are so short, and a call to copy one takes longer than this.
+            // Half of the parts are this short, and a call to copy one takes longer than this.
             [] => true,
             [byte] => match std::mem::take(&mut rest) {
                 [place, others @ ..] => {
@@ -759,7 +765,7 @@ impl OwnedStr {
         }
     }
 
-    /// The string of an option, which stays ours: the server copies what it is given, and the
+    /// The string as the value of an option. It stays ours: the server copies the value, and the
     /// crate forgets it.
     pub(crate) fn as_option(&self) -> redis_module::RedisString {
         redis_module::RedisString::from_redis_module_string(ptr::null_mut(), self.0)
@@ -792,9 +798,9 @@ impl<'a> Args<'a> {
         Self(unsafe { slice::from_raw_parts(args.cast(), len) })
     }
 
-    /// The argument at this place, where the name is at 0.
+    /// The argument at this place. The command's name has place 0.
     pub(crate) fn at(self, place: usize) -> Result<Str<'a>, CommandError> {
-        // Not with `ok_or`: each argument would make a refusal, and drop it.
+        // Not with `ok_or`: each argument would make an error, and drop it.
         match self.0.get(place) {
             Some(arg) => Ok(*arg),
             None => Err(CommandError::WrongArity),
@@ -805,12 +811,12 @@ impl<'a> Args<'a> {
         self.0.len()
     }
 
-    /// Those from this place on.
+    /// The arguments from this place on.
     pub(crate) fn from(self, place: usize) -> Self {
         Self(self.0.get(place..).unwrap_or_default())
     }
 
-    /// As the interface takes them. It only counts references to these strings.
+    /// The arguments as the interface takes them. It only counts references to these strings.
     pub(super) fn as_list(self) -> (*mut *mut raw::RedisModuleString, usize) {
         (self.0.as_ptr().cast_mut().cast(), self.0.len())
     }

@@ -1,4 +1,4 @@
-//! Declaring commands to the server, and its calls of them.
+//! Declares commands to the server, and receives its calls of them.
 
 use super::{Args, Ctx, ERR, OK, guarded, int, server};
 use redis_module::raw;
@@ -8,22 +8,22 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_int};
 use std::ptr;
 
-/// A command: what it declares, and what it does.
+/// A command: its declaration, and its run.
 pub(crate) trait Command {
     const SPEC: Spec;
 
-    /// Carries the command out and replies, or says why not.
+    /// Carries the command out and replies, or returns the reason why not.
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError>;
 }
 
-/// What a command declares: `COMMAND INFO`, `COMMAND DOCS`, `COMMAND GETKEYS` and the ACL come from
-/// here.
+/// The declaration of a command. `COMMAND INFO`, `COMMAND DOCS`, `COMMAND GETKEYS` and the ACL use
+/// it.
 pub(crate) struct Spec {
     pub(crate) name: &'static CStr,
     pub(crate) summary: &'static CStr,
     pub(crate) complexity: &'static CStr,
     pub(crate) since: &'static CStr,
-    /// The number of words, the name included; negative: at least.
+    /// The number of words, including the name; a negative number is the least.
     pub(crate) arity: c_int,
     pub(crate) flags: &'static CStr,
     /// The ACL categories, on servers where modules have them.
@@ -32,7 +32,7 @@ pub(crate) struct Spec {
     pub(crate) arguments: &'static [Argument],
 }
 
-/// Which of a command's words are keys, and what it does with them.
+/// Which words of a command are keys, and how it uses them.
 #[derive(Clone, Copy)]
 pub(crate) enum Keys {
     None,
@@ -40,10 +40,10 @@ pub(crate) enum Keys {
     First(Access),
     /// Every other argument, from the first on.
     EveryOther(Access),
-    /// Those after the argument at this place, which says how many; the command's name has 0. Needs
-    /// the flag `getkeys-api`.
+    /// The keys after the argument at this place, which is their number; the command's name has
+    /// place 0. Needs the flag `getkeys-api`.
     CountedAt(c_int, Access),
-    /// The first argument, and the keys of the command that RLOCK.GUARD is to run. Needs the flag
+    /// The first argument, and the keys of the command that RLOCK.GUARD runs. Needs the flag
     /// `getkeys-api`.
     FirstAndGuarded(Access),
 }
@@ -60,7 +60,7 @@ impl Keys {
     }
 }
 
-/// What a command does with a key.
+/// How a command uses a key.
 #[derive(Clone, Copy)]
 pub(crate) enum Access {
     Read,
@@ -85,25 +85,25 @@ impl Access {
 pub(crate) struct Argument {
     pub(crate) name: &'static CStr,
     pub(crate) kind: ArgumentKind,
-    /// The word before it, if there is one.
+    /// The word before it, if it has such a word.
     pub(crate) token: Option<&'static CStr>,
     pub(crate) optional: bool,
     /// Whether there may be more than one.
     pub(crate) many: bool,
 }
 
-/// What an argument is.
+/// The type of an argument.
 #[derive(Clone, Copy)]
 pub(crate) enum ArgumentKind {
     Key,
     Text,
     Integer,
     Pattern,
-    /// The option's word alone.
+    /// Only the option's word.
     Word,
     /// One of these.
     Either(&'static [Argument]),
-    /// All of these, one behind the other.
+    /// All of these, one after the other.
     Block(&'static [Argument]),
 }
 
@@ -118,7 +118,7 @@ impl Argument {
         }
     }
 
-    /// One or more.
+    /// One value or more.
     pub(crate) const fn many(name: &'static CStr, kind: ArgumentKind) -> Self {
         Self {
             many: true,
@@ -126,7 +126,7 @@ impl Argument {
         }
     }
 
-    /// A value behind a word.
+    /// A value after a word.
     pub(crate) const fn with_token(
         token: &'static CStr,
         name: &'static CStr,
@@ -141,12 +141,12 @@ impl Argument {
         }
     }
 
-    /// A word alone, as one of several.
+    /// Only a word, as one of several.
     pub(crate) const fn word(token: &'static CStr, name: &'static CStr) -> Self {
         Self::with_token(token, name, ArgumentKind::Word)
     }
 
-    /// A value behind a word, or nothing.
+    /// A value after a word, or nothing.
     pub(crate) const fn option(
         token: &'static CStr,
         name: &'static CStr,
@@ -175,7 +175,7 @@ impl Argument {
     }
 }
 
-/// Makes the command known to the server. Only while the module is loaded.
+/// Registers the command with the server. Only allowed while the module is loaded.
 pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> Result<(), &'static CStr> {
     let spec = &C::SPEC;
     let name = spec.name.as_ptr();
@@ -203,7 +203,8 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> Result<(), &'static CStr> {
     }
     // SAFETY: read as in `check_api`.
     if let Some(set_categories) = unsafe { raw::RedisModule_SetCommandACLCategories } {
-        // A server without the category `lock` refuses the whole list: then without it.
+        // A server without the category `lock` refuses the whole list: then the command gets the
+        // others only.
         // SAFETY: the command is the one just made, and this is still the load.
         let set = |categories: &CStr| unsafe { set_categories(command, categories.as_ptr()) };
         if !has_own_category() || set(spec.categories) != OK {
@@ -222,7 +223,7 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> Result<(), &'static CStr> {
 pub(crate) fn add_category(ctx: Ctx<'_>) {
     // SAFETY: read as in `check_api`.
     if let Some(add) = unsafe { raw::RedisModule_AddACLCategory } {
-        // It fails if another module was first with this name: then it is there, which is all we
+        // It fails if another module has added this name before: then it exists, which is all we
         // need. SAFETY: this is the load, the only time at which categories may be added.
         unsafe { add(ctx.raw, c"lock".as_ptr()) };
     }
@@ -239,7 +240,7 @@ extern "C" fn on_command<C: Command>(
     count: c_int,
 ) -> c_int {
     let (ctx, args) = (Ctx::new(ctx), Args::new(args, count));
-    // Those are the commands with the flag `getkeys-api`.
+    // These are the commands with the flag `getkeys-api`.
     let has_far_keys = matches!(C::SPEC.keys, Keys::CountedAt(..) | Keys::FirstAndGuarded(_));
     if has_far_keys && server!(RedisModule_IsKeysPositionRequest(ctx.raw)) != 0 {
         guarded((), || match C::SPEC.keys {
@@ -261,8 +262,8 @@ extern "C" fn on_command<C: Command>(
     OK
 }
 
-/// Answers which words are keys: not every server that routes a command in a cluster asks the
-/// specification of its keys. Of a command with a wrong number of them there are none; it is
+/// Answers which words are keys: not every server that routes a command in a cluster uses the
+/// specification of its keys. If their number is wrong the answer names no key; the command is
 /// refused when it is run.
 fn tell_keys(ctx: Ctx<'_>, args: Args<'_>, place: c_int, access: Access) {
     let keys = usize::try_from(place)
@@ -278,14 +279,14 @@ fn tell_key(ctx: Ctx<'_>, place: usize, flags: c_int) {
     server!(RedisModule_KeyAtPosWithFlags(ctx.raw, place, flags));
 }
 
-/// Answers which words of RLOCK.GUARD are keys: the lock, and what the server says of the command
-/// that is to be run. Of one that will be refused, the lock alone.
+/// Answers which words of RLOCK.GUARD are keys: the lock, and the keys that the server finds in the
+/// command to run. If that command will be refused, the lock only.
 ///
-/// What a command does with its keys the server tells for a few only; of the others these are no
-/// flags, which any right to the key meets. The call itself is checked in full.
+/// The server says only for a few commands how they use their keys. For the others it gives no
+/// flags, and any right to the key satisfies the check here. The call itself is checked in full.
 ///
-/// One of our own is refused, so the server is not asked about it: it would ask us, and a command
-/// within a command within a command … would end the stack, and the server with it.
+/// Our own commands are refused, so the server is not asked about them: it would ask us, and a
+/// command within a command within a command … would overflow the stack, and crash the server.
 fn tell_guarded_keys(ctx: Ctx<'_>, args: Args<'_>, access: Access) {
     tell_key(ctx, 1, int(access.flags()));
     let Ok(request) = request::Guard::parse(args.bytes()) else {
@@ -321,8 +322,8 @@ fn tell_guarded_keys(ctx: Ctx<'_>, args: Args<'_>, access: Access) {
 }
 
 thread_local! {
-    /// Whether the server is being asked for the keys of a command within a command: another
-    /// module's may have such keys as well, and ask us again.
+    /// Whether the server is being asked for the keys of a command within a command: a command of
+    /// another module may take a command as well, and the server would ask us again.
     static ASKS_FOR_KEYS: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -367,7 +368,7 @@ fn key_spec(keys: Keys) -> raw::RedisModuleCommandKeySpec {
     };
     spec.flags = u64::from(access.flags());
     if let Keys::FirstAndGuarded(_) = keys {
-        // The server has to ask us for the others.
+        // The server has to ask us for the other keys.
         spec.flags |= u64::from(raw::REDISMODULE_CMD_KEY_INCOMPLETE);
     }
     spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
@@ -400,7 +401,7 @@ fn zeroed_key_spec() -> raw::RedisModuleCommandKeySpec {
     unsafe { std::mem::zeroed() }
 }
 
-/// The arguments as the server takes them. The lists that they point to are put into `kept`.
+/// The arguments as the server takes them. `kept` gets the lists that they point to.
 fn argument_list(
     arguments: &[Argument],
     kept: &mut Vec<Vec<raw::RedisModuleCommandArg>>,
@@ -430,7 +431,7 @@ fn argument(
         ArgumentKind::Block(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
     };
     if let ArgumentKind::Either(of) | ArgumentKind::Block(of) = argument.kind {
-        // First to its place: a list that is moved may not be pointed to before.
+        // Put into `kept` first: moving the list later would make the pointer invalid.
         let list = argument_list(of, kept);
         kept.push(list);
         arg.subargs = kept.last_mut().map_or(ptr::null_mut(), Vec::as_mut_ptr);

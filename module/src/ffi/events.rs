@@ -1,4 +1,4 @@
-//! What the server tells us on its own: timers, changed keys, and its own changes of state.
+//! The events that the server sends on its own: timers, changed keys, and its own changes of state.
 
 use super::{Ctx, OK, Str, guarded, server};
 use redis_module::raw;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timer(raw::RedisModuleTimerID);
 
-/// What a timer does.
+/// The callback of a timer.
 pub(crate) trait Timers {
     fn fire(ctx: Ctx<'_>);
 }
@@ -41,12 +41,12 @@ extern "C" fn on_timer<T: Timers>(ctx: *mut raw::RedisModuleCtx, _data: *mut c_v
 
 /// Receives the keys that others changed.
 pub(crate) trait KeyEvents {
-    /// `only_expiry`: nothing was changed but when the key expires.
+    /// With `only_expiry`, nothing but the expiry of the key was changed.
     fn changed(ctx: Ctx<'_>, key: Str<'_>, only_expiry: bool);
 }
 
-/// Listens to generic, expired and evicted events from now on. Every write that has such an event
-/// pays for it, so this is called when a client waits for the first time, not before.
+/// Listens to generic, expired and evicted events from now on. Every write with such an event pays
+/// for it, so this is called when a client waits for the first time, not before.
 pub(crate) fn subscribe_to_key_events<K: KeyEvents>(ctx: Ctx<'_>) {
     let classes = raw::REDISMODULE_NOTIFY_GENERIC
         | raw::REDISMODULE_NOTIFY_EXPIRED
@@ -77,8 +77,8 @@ extern "C" fn on_key_expired(
     OK
 }
 
-/// How many keys have expired. Opening a key may delete it because it has; another module that
-/// listens to that may write it anew there and then, and the handle would say that it is empty.
+/// How many keys have expired. Opening an expired key may delete it. Another module that listens to
+/// that may write it anew at once, and our handle would still say that it is empty.
 pub(crate) fn keys_expired() -> u64 {
     EXPIRED.load(Ordering::Relaxed)
 }
@@ -119,9 +119,9 @@ pub(crate) enum ServerEvent {
     Swapped(c_int, c_int),
     /// The connection of the client with this number closed.
     ClientGone(u64),
-    /// CONFIG SET has changed an option, of anybody's.
+    /// CONFIG SET has changed an option, ours or another.
     Configured,
-    /// It ends. Valkey 9 unloads its modules then.
+    /// The server shuts down. Valkey 9 unloads its modules then.
     Shutdown,
     /// The server's tick: several times a second, by a monotonic clock.
     Tick,
@@ -132,7 +132,7 @@ pub(crate) trait ServerEvents {
     fn happened(ctx: Ctx<'_>, event: ServerEvent);
 }
 
-/// Listens to the server's changes from now on, but for those of its clients.
+/// Listens to the server's changes from now on, except those of its clients.
 pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
     for id in [
         raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
@@ -149,7 +149,7 @@ pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
 }
 
 /// Listens to clients that disconnect, from now on. Each connection of the server pays for it, so
-/// this is called when there is a session.
+/// this is called only when a session begins.
 pub(crate) fn subscribe_to_client_events<S: ServerEvents>(ctx: Ctx<'_>) {
     subscribe::<S>(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE);
 }
@@ -214,8 +214,8 @@ fn read_server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Server
     }
 }
 
-/// Whether the server asks that nothing be written now: CLIENT PAUSE, or a failover under way. A
-/// write that is replicated from a timer during one stops the server.
+/// Whether the server asks that nothing be written now, because of CLIENT PAUSE or a failover. A
+/// write that a timer replicates meanwhile stops the server.
 pub(crate) fn writes_are_paused() -> bool {
     server!(RedisModule_AvoidReplicaTraffic()) != 0
 }

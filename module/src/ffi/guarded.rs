@@ -7,8 +7,9 @@ use rlock_core::guarded::CommandTraits;
 use std::ffi::CStr;
 
 impl Ctx<'_> {
-    /// What the server tells of a command; none if it knows none of this name, or tells nothing
-    /// because an operator has renamed `COMMAND`. One of a container is named `container|command`.
+    /// The traits of a command, as the server reports them; none if the server does not know the
+    /// name, or if an operator has renamed `COMMAND`. A command of a container has the name
+    /// `container|command`.
     pub(crate) fn command_traits(self, name: &[u8]) -> Option<CommandTraits> {
         let (command, format) = (c"COMMAND".as_ptr(), c"cs".as_ptr());
         let (info, name) = (c"INFO".as_ptr(), OwnedStr::new(name));
@@ -18,13 +19,13 @@ impl Ctx<'_> {
         traits_of(&*reply.element(0)?)
     }
 
-    /// Runs a command of the server in the name of the caller and replies as it does. The first of
-    /// these words is its name.
+    /// Runs a command of the server in the name of the caller, and passes its reply on. The first
+    /// of these words is its name.
     ///
-    /// It is replicated as if it had come alone (`!`), obeys the limits of memory (`M`) and those
-    /// of scripts (`S`), and answers in the caller's protocol (`0`); what is wrong with it comes as
-    /// a reply (`E`). It may do what the caller may (`C`), if there is one: another module's call
-    /// has none, and may do anything.
+    /// The command is replicated as if it had come alone (`!`). It obeys the limits of memory (`M`)
+    /// and those of scripts (`S`), and answers in the caller's protocol (`0`); errors come as a
+    /// reply (`E`). It has the permissions of the caller's user (`C`). A call that another module
+    /// makes may have no user, and then the command may do anything.
     pub(crate) fn run_guarded(self, command: &CStr, words: Args<'_>) {
         let mut reply = self.call_guarded(c"!CEMS0v", command, words);
         let is_in_nobodys_name = |reply: &CallReply| reply.wire().starts_with(NO_USER);
@@ -45,12 +46,12 @@ impl Ctx<'_> {
         )))
     }
 
-    /// Replies what a command of the server has replied to us.
+    /// Replies with the reply of a command.
     fn pass_on(self, reply: &CallReply) {
         match reply.wire() {
-            // A client that gets no reply takes the next one for it.
+            // Without a reply, the client would take the next command's reply for this one's.
             [] => self.reply_error("ERR the server has run the command and given no reply"),
-            // The server has its own word for this, but tells a module another.
+            // For this error the server gives a module another text than a client.
             [b'-', ..] if reply.text().starts_with(ACL_REFUSAL) => {
                 let why = reply.text().strip_prefix(ACL_REFUSAL).unwrap_or_default();
                 self.reply_error(&format!("NOPERM {}", String::from_utf8_lossy(why)));
@@ -62,10 +63,10 @@ impl Ctx<'_> {
     }
 }
 
-/// What a call in the name of nobody is answered.
+/// The reply to a call with `C` that has no user.
 const NO_USER: &[u8] = b"-ERR cannot run as user";
 
-/// How a refusal by the ACL begins.
+/// The beginning of a refusal by the ACL.
 const ACL_REFUSAL: &[u8] = b"ERR acl verification failed, ";
 
 /// Reads `[name, arity, [flag, ...], ..., [subcommand, ...]]`.

@@ -4,12 +4,12 @@ use super::{guarded, server};
 use redis_module::raw;
 use std::ffi::{CStr, c_int};
 
-/// Who fills the section.
+/// Fills the section.
 pub(crate) trait InfoSection {
     fn fill(page: &InfoPage);
 }
 
-/// The section while it is written.
+/// The section while it is being filled.
 pub(crate) struct InfoPage(*mut raw::RedisModuleInfoCtx);
 
 impl InfoPage {
@@ -21,7 +21,7 @@ impl InfoPage {
         ));
     }
 
-    /// No comma and no line break is in the text: they end it.
+    /// The text must not contain a comma or a line break: either would end it.
     pub(crate) fn text(&self, name: &CStr, value: &CStr) {
         server!(RedisModule_InfoAddFieldCString(
             self.0,
@@ -38,14 +38,15 @@ impl InfoPage {
     }
 }
 
-/// Adds the section, which is named like the module.
+/// Adds the section. It has the module's name.
 pub(crate) fn register_info<I: InfoSection>(ctx: super::Ctx<'_>) {
     server!(RedisModule_RegisterInfoFunc(ctx.raw, Some(on_info::<I>)));
 }
 
 extern "C" fn on_info<I: InfoSection>(ctx: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
     if for_crash_report != 0 {
-        // The server may have stopped anywhere, also while our state was lent.
+        // Nothing in a crash report: the server may have stopped anywhere, also while our state was
+        // lent.
         return;
     }
     guarded((), || {

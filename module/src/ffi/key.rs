@@ -1,4 +1,4 @@
-//! Keys, as this module uses them: mostly a hash, or not.
+//! Keys, as this module uses them: mostly hashes.
 
 use super::{Ctx, Field, OK, OwnedStr, Str, guarded, int, server};
 use redis_module::raw;
@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::ops::ControlFlow;
 use std::ptr;
 
-/// The types of a key that we tell apart.
+/// The types of keys that we tell apart.
 const EMPTY: c_int = 0;
 const STRING: c_int = 1;
 const LIST: c_int = 2;
@@ -22,12 +22,12 @@ pub(crate) struct Key<'a> {
     ctx: Ctx<'a>,
     name: Str<'a>,
     mode: u32,
-    /// Null if the key is open to be read only, and is not there; or if it is set aside.
+    /// Null if the key does not exist and is open for reading only, or if it is set aside.
     handle: Cell<*mut raw::RedisModuleKey>,
     is_aside: Cell<bool>,
 }
 
-/// What a key is.
+/// The type of a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyType {
     Missing,
@@ -39,7 +39,7 @@ pub(crate) enum KeyType {
 }
 
 impl<'a> Key<'a> {
-    /// Opens a key to write. One that has expired is deleted by this, and that is replicated.
+    /// Opens a key to write. If it has expired, this deletes it, and the deletion is replicated.
     pub(crate) fn open_to_write(ctx: Ctx<'a>, name: Str<'a>) -> Self {
         Self::open(ctx, name, raw::REDISMODULE_READ | raw::REDISMODULE_WRITE)
     }
@@ -49,9 +49,9 @@ impl<'a> Key<'a> {
         Self::open(ctx, name, raw::REDISMODULE_READ)
     }
 
-    /// Opens a key that belongs to a lock, to look at it: that counts as no use of it.
+    /// Opens a key that belongs to a lock, to look at it. This does not count as a use of the key.
     pub(crate) fn open_to_peek(ctx: Ctx<'a>, name: Str<'a>) -> Self {
-        // Servers from before 7.2 do not know the latter three, and ignore them.
+        // Servers before 7.2 do not know the last three flags, and ignore them.
         let unseen = raw::REDISMODULE_OPEN_KEY_NOTOUCH
             | raw::REDISMODULE_OPEN_KEY_NONOTIFY
             | raw::REDISMODULE_OPEN_KEY_NOSTATS
@@ -59,8 +59,8 @@ impl<'a> Key<'a> {
         Self::open(ctx, name, raw::REDISMODULE_READ | unseen)
     }
 
-    /// Whether a peek at a key that has expired deletes it, and other modules hear of that there
-    /// and then: on servers from before 7.2.
+    /// Whether a peek at an expired key deletes it, and other modules hear of that at once: on
+    /// servers before 7.2.
     pub(crate) fn peek_may_expire() -> bool {
         server!(RedisModule_GetServerVersion()) < 0x0007_0200
     }
@@ -77,7 +77,7 @@ impl<'a> Key<'a> {
     }
 
     /// Closes the key until it is used again. While it is closed, others may do anything to it;
-    /// while it is open, nobody must: the server keeps a plain pointer to its value.
+    /// while it is open, they must not: the server keeps a plain pointer to its value.
     pub(crate) fn set_aside(&self) {
         if !self.is_aside.replace(true) {
             self.close();
@@ -111,13 +111,14 @@ impl<'a> Key<'a> {
         self.handle.get()
     }
 
-    /// Whether it was opened to be written.
+    /// Whether it was opened for writing.
     pub(crate) fn is_writable(&self) -> bool {
         self.mode & raw::REDISMODULE_WRITE != 0
     }
 
     pub(crate) fn key_type(&self) -> KeyType {
-        // A key that is only read and is not there has no handle; the server takes that as "empty".
+        // A missing key that is open for reading only has no handle; the server takes that as
+        // "empty".
         match server!(RedisModule_KeyType(self.raw())) {
             EMPTY => KeyType::Missing,
             HASH => KeyType::Hash,
@@ -128,8 +129,8 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// Whether a field of a hash can have a TTL of its own: since Redis 7.4 and Valkey 9. Valkey 8
-    /// has none, but its number is larger than Redis's.
+    /// Whether a field of a hash can have a TTL of its own: since Redis 7.4 and Valkey 9. Also true
+    /// for Valkey 8, which has no such TTLs but a larger version number.
     pub(crate) fn fields_may_expire() -> bool {
         server!(RedisModule_GetServerVersion()) >= 0x0007_0400
     }
@@ -166,7 +167,7 @@ impl<'a> Key<'a> {
         OwnedStr::adopt(value)
     }
 
-    /// Writes one field of a hash, which comes into being with it.
+    /// Writes one field of a hash, and makes the hash if it does not exist.
     pub(crate) fn hash_set(&mut self, (field, value): Field<'_>) {
         let end = ptr::null_mut::<c_void>();
         server!(RedisModule_HashSet(
@@ -218,13 +219,13 @@ impl<'a> Key<'a> {
         server!(RedisModule_DeleteKey(self.raw()));
     }
 
-    /// Walks the live fields of a hash with their values, a few at a time, until `visit` has seen
-    /// enough. It is not called while the hash is being read.
+    /// Walks the live fields of a hash with their values, a few at a time, until `visit` breaks
+    /// off. `visit` is not called while the server reads the hash, so it may open other keys.
     pub(crate) fn each_field(&self, visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>) {
         self.each_field_from(&Scan::begin(), visit);
     }
 
-    /// The same, from where an earlier walk has stopped. Whether there are more.
+    /// The same, from where an earlier walk stopped. True if there are more fields.
     pub(crate) fn each_field_from(
         &self,
         scan: &Scan,
@@ -232,8 +233,7 @@ impl<'a> Key<'a> {
     ) -> bool {
         let mut fields = Fields::new();
         loop {
-            // Made anew for each call: what we do with the list in between ends the pointer's right
-            // to it.
+            // Made anew for each call: using the list in between ends the pointer's right to it.
             let data: *mut c_void = (&raw mut fields).cast();
             let more = server!(RedisModule_ScanKey(
                 self.raw(),
@@ -253,8 +253,8 @@ impl<'a> Key<'a> {
     // --- Strings, lists and sorted sets ---
 
     /// Reads the value of a string, for a command that writes: the server gives it out as plain
-    /// bytes only, and from now on keeps it so (`OBJECT ENCODING` is `raw`). [`Ctx::get`] changes
-    /// nothing. `read` must not call the server.
+    /// bytes only, and keeps it in that form from now on (`OBJECT ENCODING` is `raw`). [`Ctx::get`]
+    /// changes nothing. `read` must not call the server.
     pub(crate) fn string<R>(&self, read: impl FnOnce(&[u8]) -> R) -> R {
         let mut len = 0;
         let mode = int(raw::REDISMODULE_READ);
@@ -266,12 +266,12 @@ impl<'a> Key<'a> {
         read(unsafe { std::slice::from_raw_parts(start.cast::<u8>(), len) })
     }
 
-    /// Makes the key a string with this value, whatever it was.
+    /// Makes the key a string with this value, whatever its type was.
     pub(crate) fn set_string(&mut self, value: Str<'_>) {
         server!(RedisModule_StringSet(self.raw(), value.raw));
     }
 
-    /// The element of a list at this place, from 0 on.
+    /// The element of a list at this place, counted from 0.
     pub(crate) fn list_get(&self, place: i64) -> Option<OwnedStr> {
         OwnedStr::adopt(server!(RedisModule_ListGet(self.raw(), place)))
     }
@@ -297,8 +297,8 @@ impl Drop for Key<'_> {
     }
 }
 
-/// How far a walk through a hash has come. Fields that come and go in between change nothing for
-/// the others, whichever key it is by then.
+/// The position of a walk through a hash. Fields that come or go meanwhile do not change whether
+/// the others are visited, even if the name has another hash by then.
 pub(crate) struct Scan(*mut raw::RedisModuleScanCursor);
 
 impl Scan {
@@ -314,7 +314,7 @@ impl Drop for Scan {
 }
 
 /// Fields with their values, copied: the caller may open other keys while it looks at them, and the
-/// server must not be in the middle of this one then.
+/// server must not be reading this key then.
 type Fields = Vec<(Box<[u8]>, Box<[u8]>)>;
 
 extern "C" fn on_field(

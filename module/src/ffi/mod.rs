@@ -1,11 +1,11 @@
 //! The server's C interface, made safe: the only place with `unsafe` in it.
 //!
-//! What every block here relies on: the server calls a module only while it holds its global lock,
-//! on one thread at a time, and the pointers it passes are valid until the call returns.
-//! [`check_api`] has made sure at load that each function named below is there.
+//! Every `unsafe` block here relies on this: the server calls a module only while it holds its
+//! global lock, on one thread at a time, and the pointers it passes are valid until the call
+//! returns. [`check_api`] has checked at load that each function named below exists.
 //!
 //! Nothing outside this folder sees a raw pointer: contexts, keys and strings are wrapped in types
-//! that live no longer than the call that made them, or free what they own.
+//! that live no longer than the call that made them, or that free their values.
 
 mod blocking;
 mod call;
@@ -39,8 +39,8 @@ use std::cell::RefCell;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Calls a function of the server. Those that are not in [`check_api`] are tested where they are
-/// used.
+/// Calls a function of the server. A function that is missing in [`check_api`] is tested where it
+/// is used.
 macro_rules! server {
     ($name:ident($($arg:expr),* $(,)?)) => {
         // SAFETY: see the head of `ffi`; `check_api` has seen the function.
@@ -51,7 +51,7 @@ use server;
 
 macro_rules! required {
     ($($name:ident),* $(,)?) => {
-        /// The name of a function that this server does not have and we cannot do without.
+        /// Fails with the name of a function that we need and this server does not have.
         pub(crate) fn check_api() -> Result<(), &'static str> {
             $(
                 // SAFETY: the statics were filled before our code runs, and nobody writes them
@@ -149,7 +149,7 @@ required!(
     RedisModule_ZsetScore,
 );
 
-/// The interface's constants are unsigned where its arguments are signed.
+/// The interface's constants are unsigned, but its arguments are signed.
 #[allow(
     clippy::as_conversions,
     clippy::cast_possible_wrap,
@@ -159,10 +159,10 @@ const fn int(constant: u32) -> c_int {
     constant as c_int
 }
 
-/// What the server's functions return, and what our callbacks do, when all is well.
+/// Success: the result of the server's functions, and of our callbacks.
 const OK: c_int = 0;
 
-/// What a callback returns when it is not.
+/// The result of a callback that failed.
 const ERR: c_int = 1;
 
 /// Runs a callback's body. A panic must not cross into C: it would take the whole server down.
@@ -172,13 +172,12 @@ fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 
 // --- State under the server's lock ---------------------------------------------------------------
 
-/// A value that only code called by the server can reach. It comes into being when it is first
-/// used.
+/// A value that only code called by the server can reach. It is made when it is first used.
 pub(crate) struct ServerLocked<T>(RefCell<Option<T>>);
 
 // SAFETY: everything in this module runs while the server's global lock is held, also when another
-// module calls us from a thread of its own (`RM_ThreadSafeContextLock`), so there is never a second
-// thread at the value.
+// module calls us from a thread of its own (`RM_ThreadSafeContextLock`), so two threads never use
+// the value at the same time.
 unsafe impl<T> Sync for ServerLocked<T> {}
 
 impl<T: Default> ServerLocked<T> {
@@ -196,7 +195,7 @@ impl<T: Default> ServerLocked<T> {
         }
     }
 
-    /// Lets the value go, with all its memory.
+    /// Drops the value, with all its memory.
     pub(crate) fn clear(&self) {
         self.0.replace(None);
     }

@@ -1,6 +1,6 @@
-//! Which commands of the server we need. `rename-command` in its configuration may have taken
+//! The commands of the server that we need. `rename-command` in its configuration may have taken
 //! their names, and then `RM_Replicate` and `RM_Call` fail: replicas and the append-only file would
-//! keep a lock that was released. So the names are looked up at load, and never after: no name
+//! keep a lock that was released. So the names are looked up at load, and only then: no name
 //! changes while the server runs.
 
 use super::{Ctx, OwnedStr, log_warning, server};
@@ -10,8 +10,7 @@ use std::io;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
-/// A command that does what we need, and those that do the same. The first that the server has is
-/// used.
+/// A command that we need, or others that do the same. The first one that the server has is used.
 pub(super) struct Needed {
     names: &'static [&'static CStr],
     chosen: AtomicPtr<c_char>,
@@ -29,13 +28,14 @@ impl Needed {
         }
     }
 
-    /// The name to call it by; null if the server has none, which the load allows of messages only.
+    /// The name to call it by. Null if the server has none; the load allows this for messages, and
+    /// for `EXIST` outside of a cluster.
     #[inline]
     pub(super) fn name(&self) -> *const c_char {
         self.chosen.load(Ordering::Relaxed)
     }
 
-    /// Looks the names up. Whether the server has one of them.
+    /// Looks the names up. False if the server has none of them.
     fn choose(&self, ctx: Ctx<'_>) -> bool {
         let found = self.names.iter().find(|name| is_known(ctx, name));
         let chosen = found.map_or(ptr::null(), |name| name.as_ptr());
@@ -43,7 +43,7 @@ impl Needed {
         found.is_some()
     }
 
-    /// As a line of the log names it.
+    /// The names, for a line of the log.
     fn text(&self) -> String {
         let names = self.names.iter().map(|name| name.to_string_lossy());
         names.collect::<Vec<_>>().join(" or ")
@@ -53,21 +53,21 @@ impl Needed {
 /// Deletes a key. A hardened server often has no `DEL`.
 pub(super) static DELETE: Needed = Needed::new(&[c"DEL", c"UNLINK"]);
 
-/// A write that changes nothing, whatever is stored at the key: `… key 0`.
+/// A write that changes nothing, for any type of key: `… key 0`.
 pub(super) static WRITE_NOTHING: Needed =
     Needed::new(&[c"SPOP", c"LPOP", c"RPOP", c"ZPOPMIN", c"ZPOPMAX"]);
 
-/// Counts those of one or two keys that exist.
+/// Counts how many of one or two keys exist.
 pub(super) static EXIST: Needed = Needed::new(&[c"EXISTS", c"TOUCH"]);
 
 /// Sends a message to the subscribers at replicas.
 pub(super) static PUBLISH: Needed = Needed::new(&[c"PUBLISH"]);
 pub(super) static SPUBLISH: Needed = Needed::new(&[c"SPUBLISH"]);
 
-/// Without these no lock is safe, and no other command does the same. (`HMSET` does what `HSET`
-/// does, but a replica that has only the one would miss what its primary tells it by the other. For
-/// `DELETE` that is worth it, since so many servers have no `DEL`.) `MULTI` and `EXEC` the server
-/// itself puts around what is replicated together.
+/// Without these no lock is safe, and no other command does the same. (`HMSET` does the same as
+/// `HSET`, but a replica that has only one of them would miss the changes that its primary sends
+/// with the other. For `DELETE` that risk is worth it, since many servers have no `DEL`.) The
+/// server puts `MULTI` and `EXEC` around writes that are replicated together.
 const REQUIRED: [&CStr; 7] = [
     c"HSET",
     c"HDEL",
@@ -78,11 +78,11 @@ const REQUIRED: [&CStr; 7] = [
     c"EXEC",
 ];
 
-/// Nor without this in a cluster: the waiters for a lock in a slot that moved would not hear where
-/// it is.
+/// Required in a cluster: otherwise waiters for a lock in a slot that moved would not be told the
+/// node that serves it.
 const REQUIRED_IN_CLUSTER: &CStr = c"CLUSTER";
 
-/// What is missing without each of these, for the log.
+/// Commands that locks can do without, each with the effect of its absence, for the log.
 const OPTIONAL: [(&CStr, &str); 5] = [
     (
         c"PUBLISH",
@@ -105,8 +105,8 @@ const OPTIONAL: [(&CStr, &str); 5] = [
     ),
 ];
 
-/// Chooses the names by which commands are called, and logs what is missing that locks can do
-/// without. An error names the commands that they cannot do without.
+/// Chooses the names of the commands that we call, and logs which optional commands are missing. An
+/// error names the required ones that are missing.
 pub(crate) fn choose_commands(ctx: Ctx<'_>) -> Result<(), String> {
     let in_cluster = ctx.in_cluster();
     let chosen = [
@@ -143,9 +143,9 @@ pub(crate) fn choose_commands(ctx: Ctx<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the server's own word that a key has expired may be lost on replicas: it is `DEL` or
-/// `UNLINK`, as `lazyfree-lazy-expire` says now, and one of them is renamed here and so perhaps
-/// there. What is left of an expired lock must not become part of the next one.
+/// Whether replicas may lose the server's own message that a key has expired. That is `DEL` or
+/// `UNLINK`, depending on `lazyfree-lazy-expire`; one of them is renamed here, and so perhaps
+/// there. The rest of an expired lock must not become part of the next one.
 #[inline]
 pub(crate) fn deletions_are_lost() -> bool {
     DELETIONS_ARE_LOST.load(Ordering::Relaxed)
@@ -155,9 +155,9 @@ static DELETIONS_ARE_LOST: AtomicBool = AtomicBool::new(false);
 
 /// Whether the server has a command of this name.
 ///
-/// It is asked for the keys of one, since that runs nothing and rests on no command that may be
-/// renamed itself, as `COMMAND INFO` does. Without arguments the answer is always an error, and
-/// only one of them says that the name is unknown.
+/// The server is asked for the keys of a command with this name: that runs nothing, and unlike
+/// `COMMAND INFO` it needs no command that may be renamed itself. Without arguments the answer is
+/// always an error, and only one error says that the name is unknown.
 fn is_known(ctx: Ctx<'_>, name: &CStr) -> bool {
     let name = OwnedStr::new(name.to_bytes());
     let (mut words, mut count) = ([name.as_str().raw], c_int::default());
@@ -173,16 +173,15 @@ fn is_known(ctx: Ctx<'_>, name: &CStr) -> bool {
     !places.is_null() || error.kind() != io::ErrorKind::NotFound
 }
 
-/// How many calls the server has refused that it can always carry out: of a change that replicas
-/// and the append-only file were not told of, or a question.
+/// How many calls were refused that the server can always carry out: replicating a change to
+/// replicas and the append-only file, or a question.
 pub(crate) fn calls_refused() -> u64 {
     CALLS_REFUSED.load(Ordering::Relaxed)
 }
 
 static CALLS_REFUSED: AtomicU64 = AtomicU64::new(0);
 
-/// The server has refused such a call. The 1st, 2nd, 4th, 8th and so on are logged, so that the log
-/// stays short.
+/// Counts a refused call. The 1st, 2nd, 4th, 8th and so on are logged, so that the log stays short.
 #[cold]
 pub(crate) fn call_was_refused(command: &CStr) {
     let count = CALLS_REFUSED
@@ -197,7 +196,7 @@ pub(crate) fn call_was_refused(command: &CStr) {
     }
 }
 
-/// Looks at the result of `RM_Replicate`.
+/// Checks the result of `RM_Replicate`.
 #[inline]
 pub(super) fn check_replicated(command: &CStr, result: c_int) {
     if result != super::OK {

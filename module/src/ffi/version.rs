@@ -1,4 +1,4 @@
-//! Which server this is, and what it says of itself in INFO.
+//! The flavour and version of the server, and its INFO.
 
 use super::{Ctx, server};
 use redis_module::raw;
@@ -24,8 +24,8 @@ impl Version {
         })
     }
 
-    /// Whether it is at least that Redis, or at least that Valkey. (Redis 7.2 is the last that both
-    /// have in common.)
+    /// Whether the server is at least that Redis, or at least that Valkey. (Redis 7.2 is the last
+    /// version that both have in common.)
     fn at_least(redis: i32, valkey: i32) -> bool {
         let Self {
             valkey: is_valkey,
@@ -35,20 +35,20 @@ impl Version {
     }
 }
 
-/// Whether the server parses commands of a pipeline before it runs them, and remembers which
-/// command each is. If one of ours stands behind one that blocks, and we are unloaded meanwhile,
-/// then the server runs what is no longer there: it stops, or does something else.
+/// Whether the server parses the commands of a pipeline before it runs them, and remembers which
+/// command each is. If one of ours stands behind a command that blocks, and we are unloaded
+/// meanwhile, the server runs code that does not exist any more: it stops, or does something else.
 pub(crate) fn looks_commands_up_ahead() -> bool {
     Version::at_least(0x0008_0400, 0x0009_0000)
 }
 
-/// Whether a module's call can be tried without being carried out.
+/// Whether the server can try a module's call without carrying it out.
 pub(super) fn knows_dry_runs() -> bool {
     Version::at_least(0x0007_0200, 0)
 }
 
-/// Whether there is a reason why the server could refuse writes: a snapshot or the append-only file
-/// could not be written, or it wants replicas.
+/// Whether the server may have a reason to refuse writes: a snapshot or the append-only file could
+/// not be written, or it requires replicas.
 pub(super) fn may_deny_writes() -> bool {
     let (files, replicas) = (Section::of(c"persistence"), Section::of(c"replication"));
     let is_well = |field| files.get(field) == Some(b"ok");
@@ -56,12 +56,12 @@ pub(super) fn may_deny_writes() -> bool {
     wants_replicas || !is_well(c"rdb_last_bgsave_status") || !is_well(c"aof_last_write_status")
 }
 
-/// Tells the server how we write, and what we bear.
+/// Tells the server how we write, and which of its features we support.
 ///
-/// - What is modified we say ourselves: a command that opens a key and changes nothing must not
-///   break somebody's WATCH.
-/// - Valkey 9 moves slots as a whole only if every module says that it can bear it. All that we
-///   store are plain keys, and before a write outside of a command we ask whose slot it is.
+/// - We signal modified keys ourselves: a command that opens a key and changes nothing must not
+///   break another client's WATCH.
+/// - Valkey 9 moves slots as a whole only if every module declares that it supports this. We store
+///   plain keys only, and before a write outside of a command we ask which node owns the slot.
 pub(crate) fn set_options(ctx: Ctx<'_>) {
     let mut options = super::int(raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED);
     if Version::at_hand().valkey && Version::at_least(0, 0x0009_0000) {
@@ -70,28 +70,28 @@ pub(crate) fn set_options(ctx: Ctx<'_>) {
     server!(RedisModule_SetModuleOptions(ctx.raw, options));
 }
 
-/// Not in the crate, which knows Redis. There the bit has no meaning of this kind.
+/// Not in the crate, which knows only Redis. In Redis the bit does not have this meaning.
 const VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION: i32 = 1 << 5;
 
-/// Whether a replica is connected, be it online or on its way to it.
+/// Whether a replica is connected, online or still in its first sync.
 pub(crate) fn has_replicas() -> bool {
     let replication = Section::of(c"replication");
     replication.get(c"connected_slaves") != Some(b"0")
 }
 
-/// A section of INFO. To read it counts as no command.
+/// A section of INFO. Reading it counts as no command.
 struct Section(*mut raw::RedisModuleServerInfoData);
 
 impl Section {
     fn of(name: &CStr) -> Self {
-        // Without a context: it is freed by its drop, not with the call.
+        // Without a context: the section is freed by its drop, not with the call.
         Self(server!(RedisModule_GetServerInfo(
             ptr::null_mut(),
             name.as_ptr()
         )))
     }
 
-    /// The value of a field; none if it is not there.
+    /// The value of a field; none if the section does not have it.
     fn get(&self, field: &CStr) -> Option<&[u8]> {
         let value: *const c_char = server!(RedisModule_ServerInfoGetFieldC(self.0, field.as_ptr()));
         // SAFETY: the value is a C string that lives as long as the section.

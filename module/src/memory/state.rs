@@ -1,4 +1,4 @@
-//! What the module remembers between the server's calls.
+//! The state that the module keeps between the server's calls.
 
 use crate::ffi::{Handle, OwnedStr, Scan, ServerLocked, Str, Timer};
 use rlock_core::guarded::Guarded;
@@ -31,51 +31,51 @@ pub(crate) fn clear() {
 pub(crate) struct State {
     /// Queues, sessions, and the last token.
     pub(crate) locks: Locks,
-    /// The clients that the server keeps waiting for us.
+    /// The clients that the server keeps blocked for us.
     pub(crate) blocked: BlockedClients,
-    /// Clients whose grant is written but not delivered: of this turn of the event loop, and most
-    /// often none.
+    /// Clients whose grant is written but not delivered: all from this turn of the event loop, and
+    /// usually none.
     pub(crate) undelivered: Undelivered,
     /// The timer that fires next.
     pub(crate) timer: Option<Armed>,
     /// How far the wall clock was ahead of the monotonic one at the server's last tick.
     pub(crate) wall_ahead_ms: Option<i64>,
-    /// Whether the timer is at work.
+    /// Whether the timer's work is under way.
     pub(crate) pumping: bool,
-    /// Whether a decision is written in part only.
+    /// Whether a decision is only partly written.
     pub(crate) is_unfinished: bool,
     /// Whether we listen to changed keys.
     pub(crate) hears_key_events: bool,
     /// Whether we listen to clients that disconnect.
     pub(crate) hears_client_events: bool,
-    /// The key of the event that we are about to emit ourselves: where its string is.
+    /// The address of the key's string, while we emit an event of this key ourselves.
     pub(crate) own_event: Option<usize>,
-    /// An empty list to be used again, so that a decision allocates nothing.
+    /// An empty list that is used again, so that a decision allocates nothing.
     pub(crate) spare_effects: Vec<Effect>,
-    /// Memory to be used again for what is told to replicas in few bytes.
+    /// Memory that is used again for changes in the compact encoding.
     pub(crate) spare_change: Vec<u8>,
-    /// How many changes a primary, or the append-only file, has told of with RLOCK.APPLY.
+    /// How many RLOCK.APPLY of a primary or the append-only file were applied.
     pub(crate) changes_applied: u64,
-    /// How many of these could not be understood.
+    /// How many were refused, because they could not be understood.
     pub(crate) changes_refused: u64,
-    /// How far the readers of a lock were swept, of locks with many.
+    /// How far the readers or holders of permits of a lock were swept, for locks with many.
     pub(crate) sweeps: HashMap<LockKey, Scan>,
-    /// Which commands of the server RLOCK.GUARD runs, as far as it was asked for them.
+    /// The decisions about commands that RLOCK.GUARD was asked to run.
     pub(crate) guarded: HashMap<Box<[u8]>, Result<Guarded, NotGuarded>>,
-    /// Strings of the server that every command needs.
+    /// Strings of the server that every command uses.
     pub(crate) words: Rc<Words>,
 }
 
-/// A timer that has not fired, and when it is to.
+/// A timer that has not fired, and the moment at which it is due.
 pub(crate) struct Armed {
     pub(crate) timer: Timer,
     pub(crate) due: Now,
 }
 
-/// With more locks than this that are swept in part, sweeps begin from the start again.
+/// With more partly swept locks than this, all sweeps start again from the beginning.
 const SWEEPS_MAX: usize = 1000;
 
-/// Strings that are made once.
+/// Strings that are made once and used again.
 pub(crate) struct Words {
     pub(crate) fence: OwnedStr,
     pub(crate) mode: OwnedStr,
@@ -102,17 +102,18 @@ impl Default for Words {
     }
 }
 
-/// Clients by their handles, which nobody can choose: they need no hash against attacks, which
-/// takes longer than what is done with the client.
+/// Clients by their handles. No client can choose its handle, so the map needs no hash that resists
+/// attacks, which would take longer than the work for the client.
 type BlockedClients = HashMap<Handle, Blocked, BuildHasherDefault<HandleHasher>>;
 
-/// Spreads addresses.
+/// A hash that spreads addresses.
 #[derive(Default)]
 pub(crate) struct HandleHasher(usize);
 
 impl Hasher for HandleHasher {
     fn finish(&self) -> u64 {
-        // The map goes by the last bits, of which those of an address are zeros, and by the first.
+        // The map uses the last bits and the first ones. In an address the last bits are zeros, so
+        // the product is rotated.
         let address = u64::try_from(self.0).unwrap_or(u64::MAX);
         address.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32)
     }
@@ -128,7 +129,7 @@ impl Hasher for HandleHasher {
     }
 }
 
-/// A client that the server keeps waiting for us.
+/// A client that the server keeps blocked for us.
 pub(crate) enum Blocked {
     /// It waits in the queue.
     Waiting(WaiterId),
@@ -138,15 +139,15 @@ pub(crate) enum Blocked {
     Dismissed(WaitOutcome),
     /// It waits for a session's events.
     Listening(Listening),
-    /// It was unblocked: there are some, or it has waited for long enough.
+    /// It was unblocked, because the session has events or its wait is over.
     Woken(Listening),
     /// It was unblocked: the client with this number listens to the session now.
     TakenOver(u64),
-    /// It disconnected, or has had its reply: only its record is still there.
+    /// It disconnected, or its reply was sent: only its record is left.
     Gone,
 }
 
-/// Which session a client listens to.
+/// A client that listens to a session's events.
 #[derive(Clone, Copy)]
 pub(crate) struct Listening {
     pub(crate) session: SessionId,
@@ -156,16 +157,17 @@ pub(crate) struct Listening {
 /// A grant to a waiter.
 #[derive(Clone)]
 pub(crate) struct Granted {
-    /// The lock; of several the first.
+    /// The lock; the first one if there are several.
     pub(crate) lock: LockKey,
     pub(crate) owner: Rc<[u8]>,
     pub(crate) count: i64,
     pub(crate) grant: Grant,
-    /// The owner was told in another way that it holds the lock: it must not be taken back.
+    /// The owner was told in another way that it holds the lock, so the grant must not be taken
+    /// back.
     pub(crate) confirmed: bool,
 }
 
-/// By the name of a lock.
+/// Clients by the name of a lock.
 type ByLock = HashMap<Rc<[u8]>, Vec<Handle>>;
 
 impl Granted {
@@ -177,15 +179,16 @@ impl Granted {
     }
 }
 
-/// Which clients have a grant on its way.
+/// The clients with an undelivered grant.
 #[derive(Default)]
 pub(crate) struct Undelivered {
-    /// Those granted since there was none on its way; some may have been delivered already.
+    /// All clients that were granted since `count` was last 0; some grants may be delivered
+    /// already.
     clients: Vec<Handle>,
     count: usize,
-    /// The first `indexed` of these, by owner and name of the lock: one owner may have thousands on
-    /// their way, and ask about each. Made when a confirmation asks, which is seldom, so that a
-    /// hand-over does not pay for it.
+    /// The first `indexed` clients, by owner and name of the lock: one owner may have thousands of
+    /// undelivered grants, and confirm each. Built when a confirmation asks, which is rare, so that
+    /// a hand-over does not pay for it.
     by_owner: HashMap<Rc<[u8]>, ByLock>,
     indexed: usize,
 }
@@ -203,7 +206,7 @@ impl Undelivered {
         }
     }
 
-    /// The clients that an owner's grants of a lock with this name are on their way to.
+    /// The clients with an undelivered grant to this owner, of a lock with this name.
     fn of(&mut self, owner: &[u8], name: &[u8], blocked: &BlockedClients) -> &[Handle] {
         for client in self.clients.iter().skip(self.indexed) {
             if let Some(Blocked::Granted(granted)) = blocked.get(client) {
@@ -222,7 +225,7 @@ impl Undelivered {
 }
 
 impl State {
-    /// What a turn is to read next. Nothing while another's decision is being written.
+    /// The next reading of a turn. None while another turn's decision is being written.
     #[inline]
     pub(crate) fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
         if self.is_unfinished {
@@ -231,13 +234,13 @@ impl State {
         self.locks.next_task(turn, now)
     }
 
-    /// The record of a client that waits in a queue; none if it does not any more.
+    /// The record of a client that waits in a queue; none if its wait has ended.
     pub(crate) fn waiting(&mut self, client: Handle) -> Option<&mut Blocked> {
         let blocked = self.blocked.get_mut(&client)?;
         matches!(blocked, Blocked::Waiting(_)).then_some(blocked)
     }
 
-    /// The record of a client that waits for a session's events, and which session.
+    /// The record of a client that waits for a session's events, and the session.
     pub(crate) fn listening(&mut self, client: Handle) -> Option<(&mut Blocked, Listening)> {
         let blocked = self.blocked.get_mut(&client)?;
         match *blocked {
@@ -246,13 +249,13 @@ impl State {
         }
     }
 
-    /// We are about to emit an event of this key. Whether we listen to such events.
+    /// Notes that we are about to emit an event of this key. True if we listen to such events.
     pub(crate) fn begin_own_event(&mut self, key: Str<'_>) -> bool {
         self.own_event = self.hears_key_events.then(|| key.address());
         self.own_event.is_some()
     }
 
-    /// Whether an event of this key is the one that we emit ourselves. The next one is not.
+    /// Whether an event of this key is the one that we emit ourselves. Later events are not.
     pub(crate) fn take_own_event(&mut self, key: Str<'_>) -> bool {
         let is_own = self.own_event == Some(key.address());
         if is_own {
@@ -261,7 +264,7 @@ impl State {
         is_own
     }
 
-    /// The rest of this lock's readers is for the next sweep.
+    /// Keeps the position of a sweep: the next one goes on there.
     pub(crate) fn keep_sweep(&mut self, lock: LockKey, scan: Scan) {
         if self.sweeps.len() >= SWEEPS_MAX {
             self.sweeps.clear();
@@ -269,7 +272,7 @@ impl State {
         self.sweeps.insert(lock, scan);
     }
 
-    /// The server keeps this client waiting no longer.
+    /// Forgets a client that the server keeps blocked no longer.
     pub(crate) fn forget(&mut self, client: Handle) {
         self.blocked.remove(&client);
         if self.blocked.is_empty() {
@@ -277,7 +280,8 @@ impl State {
         }
     }
 
-    /// What a client waits for, when the server calls us about it for the last time.
+    /// Takes a client's wait out of its record, when its block ends. A grant counts as undelivered
+    /// no longer.
     pub(crate) fn told(&mut self, client: Handle) -> Option<Blocked> {
         let told = self
             .blocked
@@ -289,9 +293,9 @@ impl State {
         told
     }
 
-    /// The owner was just told that it holds this lock, as an answer to ONCE or RENEW. If the grant
-    /// is still on its way to a connection that the owner has given up, the end of that connection
-    /// must not take the lock away again.
+    /// Notes that the owner was just told that it holds this lock, by an answer to ONCE or RENEW.
+    /// If the grant is still on its way to a former connection of the owner, the end of that
+    /// connection must not take the lock away again.
     pub(crate) fn confirm(
         &mut self,
         lock: LockRef<'_>,

@@ -1,4 +1,4 @@
-//! Which node serves a key that is not served here.
+//! Finds the node that serves a key, if this node does not.
 
 use crate::ffi::{self, Ctx, ServerLocked};
 use crate::memory::state;
@@ -8,11 +8,11 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
 
-/// The error that sends a client to the node which serves the key, as the server itself would
-/// answer it; none while that node is unknown.
+/// The error that sends a client to the node that serves the key, as the server itself would reply;
+/// none while that node is unknown.
 ///
-/// While a slot is on its way this names the node that still owns it: that node sends clients on
-/// (`ASK`) for keys that have left.
+/// While a slot is on its way, the error names the node that still owns it: that node redirects
+/// clients (`ASK`) for keys that have left.
 pub(crate) fn redirection(ctx: Ctx<'_>, key: &[u8]) -> Option<CommandError> {
     let slot = u16::try_from(integer(&ask(ctx, &[b"KEYSLOT", key])?)?).ok()?;
     let addresses = owners(ctx)?.of(slot)?;
@@ -23,15 +23,15 @@ pub(crate) fn redirection(ctx: Ctx<'_>, key: &[u8]) -> Option<CommandError> {
     })
 }
 
-/// Forgets which node owns which slots, when the timer's work is done for which it was asked once.
+/// Forgets which node owns which slots. That is remembered only for one run of the timer's work.
 pub(crate) fn forget_owners() {
     OWNERS.with(|owners| *owners = None);
 }
 
-/// Who owned which slots when the timer last began to work.
+/// The owners of the slots, as the timer's present work has found them.
 static OWNERS: ServerLocked<Option<Rc<Owners>>> = ServerLocked::new();
 
-/// Who owns which slots. Asked once for all of the timer's work: a slot that moved can have
+/// The owners of the slots. Asked once for all of the timer's work: a slot that moved can have
 /// thousands of locks, and in a large cluster the answer is long.
 fn owners(ctx: Ctx<'_>) -> Option<Rc<Owners>> {
     let is_at_work = state::with(|state| state.pumping);
@@ -45,7 +45,7 @@ fn owners(ctx: Ctx<'_>) -> Option<Rc<Owners>> {
     Some(owners)
 }
 
-/// What `CLUSTER` answers to these words.
+/// The reply of `CLUSTER` to these arguments.
 fn ask(ctx: Ctx<'_>, words: &[&[u8]]) -> Option<RedisValue> {
     let answer = ctx.context().call("CLUSTER", words);
     if answer.is_err() {
@@ -54,10 +54,10 @@ fn ask(ctx: Ctx<'_>, words: &[&[u8]]) -> Option<RedisValue> {
     answer.ok()
 }
 
-/// Where clients are sent for each slot.
+/// The addresses of each slot's owner.
 struct Owners(Vec<(RangeInclusive<u16>, Addresses)>);
 
-/// A node as clients know it, `host:port`: for those that speak TLS and those that do not.
+/// The addresses of a node as clients know them, `host:port`: for those with TLS and those without.
 #[derive(Clone)]
 struct Addresses {
     plain: Rc<str>,
@@ -65,10 +65,10 @@ struct Addresses {
 }
 
 impl Owners {
-    /// `CLUSTER NODES` says who owns which slots, and `CLUSTER SHARDS` the names and ports that
-    /// clients are told. (`CLUSTER SLOTS` would say both, but from a timer it stops Valkey 8.0; and
-    /// of a shard with two primaries, one of them failed, `CLUSTER SHARDS` does not say whose the
-    /// slots are.)
+    /// `CLUSTER NODES` says which node owns which slots, and `CLUSTER SHARDS` which names and ports
+    /// clients use. (`CLUSTER SLOTS` would say both, but called from a timer it stops Valkey 8.0.
+    /// And if a shard has two primaries, one of them failed, `CLUSTER SHARDS` does not say which
+    /// one owns the slots.)
     fn ask(ctx: Ctx<'_>) -> Option<Self> {
         let addresses = addresses(&ask(ctx, &[b"SHARDS"])?);
         let nodes = text(&ask(ctx, &[b"NODES"])?)?;
@@ -86,8 +86,8 @@ impl Owners {
     }
 }
 
-/// The id of a node and its slots, as a line of `CLUSTER NODES` says them: the first word, and
-/// those from the ninth on.
+/// The id of a node and its slots, from a line of `CLUSTER NODES`: the first word, and those from
+/// the ninth on.
 fn slots_of(node: &str) -> (&str, impl Iterator<Item = RangeInclusive<u16>>) {
     let mut words = node.split(' ');
     let id = words.next().unwrap_or_default();
@@ -126,7 +126,7 @@ fn elements(value: &RedisValue) -> impl Iterator<Item = &RedisValue> {
     elements.iter()
 }
 
-/// The value of a field of a map, which is an array of both in turn.
+/// The value of a field of a map, which has the form of an array of names and values in turn.
 fn field<'v>(map: &'v RedisValue, name: &str) -> Option<&'v RedisValue> {
     let mut elements = elements(map);
     while let (Some(key), Some(value)) = (elements.next(), elements.next()) {

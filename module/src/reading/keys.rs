@@ -1,4 +1,4 @@
-//! A lock's key: opening it, and reading what is stored there as plain values.
+//! A lock's key: opening it, and reading it as plain values.
 
 use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Scan, Str};
 use crate::memory::state::{self, Words};
@@ -22,14 +22,14 @@ pub(crate) struct OpenLock<'a> {
     pub(crate) words: Rc<Words>,
     /// Whether the key was written since it was opened.
     pub(crate) is_written: bool,
-    /// Whether the last event told of the key is that it is gone.
+    /// Whether the last emitted event of the key says that it is deleted.
     pub(crate) is_deleted: bool,
 }
 
-/// Who holds a lock, with the count of each.
+/// The holders of a lock, each with its count.
 type Holders = Vec<(Box<[u8]>, Count)>;
 
-/// What a key is opened for.
+/// The access for which a key is opened.
 #[derive(Clone, Copy)]
 pub(crate) enum Access {
     Read,
@@ -50,8 +50,8 @@ impl<'a> OpenLock<'a> {
         }
     }
 
-    /// Reads it. To look at a timeout key may delete it because it has expired, and whoever has
-    /// heard of that may have written this key: then what was read is out of date, and it is read
+    /// Reads it. Looking at a timeout key may delete it because it has expired, and a module that
+    /// listens to that may write this key. Then the result is out of date, and the key is read
     /// again.
     pub(crate) fn read<R>(&self, read: impl Fn(&Self) -> R) -> R {
         let mut found = read(self);
@@ -66,14 +66,14 @@ impl<'a> OpenLock<'a> {
         found
     }
 
-    /// Whether no key has expired since it was opened. Then it is open.
+    /// Whether no key has expired since it was opened. Opens it again if it is set aside.
     pub(crate) fn is_up_to_date(&self) -> bool {
-        // It may expire by being opened again, too.
+        // Opening it again may also make it expire.
         self.key.take_up();
         self.expired.get() == ffi::keys_expired()
     }
 
-    /// What is stored, as this owner sees it.
+    /// The stored state, as this owner sees it.
     pub(crate) fn load(&self, owner: Str<'_>, task: &Task, now: Now) -> Stored {
         if task.is_about_permits() {
             return self.load_if_none(owner, task, now);
@@ -85,7 +85,7 @@ impl<'a> OpenLock<'a> {
         }
     }
 
-    /// The same, for who asks for permits: also where there are none out.
+    /// The same for a task about permits, which needs the limit also if nobody holds permits.
     fn load_if_none(&self, owner: Str<'_>, task: &Task, now: Now) -> Stored {
         let stored = match self.key.key_type() {
             KeyType::Missing => Stored::Free,
@@ -98,12 +98,12 @@ impl<'a> OpenLock<'a> {
         }
     }
 
-    /// Without a task, all of it.
+    /// Without a task, all of it is read.
     fn load_hash(&self, owner: Str<'_>, look: ReadDepth, task: Option<&Task>, now: Now) -> Stored {
         let [own, fence] = self.own_and_fence(owner, task);
         let known = count_true(&[own.is_some(), fence.is_some()]);
         let others = self.key.len() > known;
-        // Of a plain lock that is held by this owner, that is all there is.
+        // A plain lock that only this owner holds has no other fields, and no `mode`.
         if others && let Some(mode) = self.mode() {
             if is_permits_mode(mode.as_str().bytes()) {
                 let question = task.map_or_else(Question::default, Question::from);
@@ -119,8 +119,8 @@ impl<'a> OpenLock<'a> {
             };
             return hash.load(owner.bytes(), count, known, look);
         }
-        // Where fields can have a TTL of their own, they are counted after it until the server
-        // removes them: that there are others is no proof that one of them is alive.
+        // Where fields can have a TTL of their own, expired fields are counted until the server
+        // removes them. So their number does not prove that another field is alive.
         let is_one_alive = || !Key::fields_may_expire() || self.holder().is_some();
         if own.is_none() && !(others && is_one_alive()) {
             return Stored::NoHolder;
@@ -138,8 +138,8 @@ impl<'a> OpenLock<'a> {
         })
     }
 
-    /// The owner's field, and that of the token where it counts: not for somebody who has no part
-    /// in the lock, unless it may be the hash's only field.
+    /// The owner's field, and the field of the token where it counts: not for a newcomer without a
+    /// field of its own, unless the token may be the hash's only field.
     fn own_and_fence(&self, owner: Str<'_>, task: Option<&Task>) -> [Option<OwnedStr>; 2] {
         let fence = self.words.fence.as_str();
         if !task.is_some_and(Task::is_newcomers) {
@@ -150,8 +150,8 @@ impl<'a> OpenLock<'a> {
         [own, counts.then(|| self.key.hash_get_one(fence)).flatten()]
     }
 
-    /// What is stored, whoever has it: a plain lock as its holder sees it, with who that is; a
-    /// read-write lock, or permits, as somebody sees it who has no part in it.
+    /// The stored state, for any holder: a plain lock as its holder sees it, with the holder's
+    /// name; a read-write lock, or permits, as an owner without a hold sees them.
     pub(crate) fn load_for_holder(&self, now: Now) -> (Stored, Option<Box<[u8]>>) {
         let holder = match self.key.key_type() {
             KeyType::Missing => return (Stored::Free, None),
@@ -167,7 +167,7 @@ impl<'a> OpenLock<'a> {
             } else {
                 ReadDepth::Brief
             };
-            // No owner is called like the lock's own field.
+            // No owner has the name of the lock's own field.
             let stranger = Rc::clone(&self.words);
             return (
                 self.load_hash(stranger.fence.as_str(), depth, None, now),
@@ -179,9 +179,9 @@ impl<'a> OpenLock<'a> {
         (stored, Some(holder))
     }
 
-    /// What is stored, and who has it: the owner of a plain lock, the fields of a read-write lock's
-    /// readers, or those who hold permits. If there is one of them, what is stored is read for it,
-    /// with its token.
+    /// The stored state, and its holders: the owner of a plain lock, the fields of a read-write
+    /// lock's readers, or the holders of permits. If that is one reader or holder of permits, the
+    /// state is read as it sees it, with its token.
     pub(crate) fn load_with_holders(&self, now: Now) -> (Stored, Holders) {
         let (stored, owner) = self.load_for_holder(now);
         let (holders, depth) = match stored {
@@ -197,7 +197,7 @@ impl<'a> OpenLock<'a> {
         (self.load_hash(sole.as_str(), depth, None, now), holders)
     }
 
-    /// Who holds permits, and how many each.
+    /// The holders of permits, with the number that each has.
     fn permits_holders(&self, now: Now) -> Holders {
         let fields = self.permits_fields(now).into_iter();
         let count = |hold: PermitsHold| Count::Valid(hold.permits.get());
@@ -205,7 +205,7 @@ impl<'a> OpenLock<'a> {
         holders.collect()
     }
 
-    /// Who has it; of several one, a writer before readers.
+    /// One holder of the lock, a writer before readers.
     pub(crate) fn first_holder(&self, now: Now) -> Option<HeldBy> {
         match self.load_for_holder(now) {
             (Stored::Plain(hash), owner) => Some(HeldBy {
@@ -228,8 +228,8 @@ impl<'a> OpenLock<'a> {
         }
     }
 
-    /// What is left of the present lease, as in [`Stored::ttl_ms`]; of permits, until those can be
-    /// had that are asked for.
+    /// The rest of the present lease, as in [`Stored::ttl_ms`]; for permits, the time until the
+    /// requested ones can be granted.
     pub(crate) fn ttl_ms(&self, asked: Option<PermitsRequest>, now: Now) -> i64 {
         self.read(|lock| match asked {
             Some(asked) => lock.load_asked(asked, now).ttl_ms(now),
@@ -237,7 +237,7 @@ impl<'a> OpenLock<'a> {
         })
     }
 
-    /// The `mode` field, which a read-write lock has, and permits.
+    /// The `mode` field, which read-write locks and permits have.
     pub(crate) fn mode(&self) -> Option<OwnedStr> {
         self.key.hash_get_one(self.words.mode.as_str())
     }
@@ -247,15 +247,15 @@ impl<'a> OpenLock<'a> {
         self.owners(1).pop()
     }
 
-    /// The live owners of the lock. Of a plain one there is one, unless somebody else wrote more
-    /// into its hash.
+    /// The live owners of the lock. A plain lock has one, unless another program wrote more into
+    /// its hash.
     pub(crate) fn holders(&self) -> Vec<Box<[u8]>> {
         if self.key.key_type() != KeyType::Hash {
             return Vec::new();
         }
         match self.mode() {
             None => self.owners(HOLDERS_MAX),
-            // Who of them must give permits back, nobody can say.
+            // No holder in particular must give permits back, so a deadlock search can follow none.
             Some(mode) if is_permits_mode(mode.as_str().bytes()) => Vec::new(),
             Some(mode) => {
                 let holds = ReadWriteHash::new(self, &mode).holds(false);
@@ -264,9 +264,8 @@ impl<'a> OpenLock<'a> {
         }
     }
 
-    /// Of a read-write lock, the fields of some of its readers whose leases are over, and of
-    /// permits those of some holders, from where an earlier walk has stopped. Whether there are
-    /// more fields.
+    /// The fields of some readers, or holders of permits, whose leases are over, from where an
+    /// earlier walk stopped. True if there are more fields.
     pub(crate) fn readers_gone(&self, scan: &Scan, now: Now, gone: &mut Vec<Box<[u8]>>) -> bool {
         if self.is_of_permits() {
             return self.holders_over(scan, now, gone);
@@ -275,7 +274,7 @@ impl<'a> OpenLock<'a> {
         mode.is_some_and(|mode| ReadWriteHash::new(self, &mode).readers_gone(scan, gone))
     }
 
-    /// Of these fields of readers or holders, those that are there and whose leases are over.
+    /// Those of the given fields of readers or holders that still exist and whose leases are over.
     pub(crate) fn still_gone(&self, fields: &[Box<[u8]>], now: Now) -> Vec<Box<[u8]>> {
         if self.is_of_permits() {
             let over = fields.iter();
@@ -293,7 +292,7 @@ impl<'a> OpenLock<'a> {
         gone.cloned().collect()
     }
 
-    /// Of a read-write lock, the fields of its readers with their counts.
+    /// The fields of a read-write lock's readers, with their counts.
     pub(crate) fn reader_fields(&self) -> Holders {
         let mut readers = Vec::new();
         self.key.each_field(|field, value| {
@@ -320,8 +319,8 @@ impl<'a> OpenLock<'a> {
     }
 }
 
-/// Opens a key. If one has expired with that, whoever has heard of it may have written the key, and
-/// the handle does not know: it is opened once more.
+/// Opens a key. If that made a key expire, a module that listens may have written this key, and the
+/// handle does not show it. So the key is opened once more.
 fn open_as_it_is<'a>(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> (Key<'a>, u64) {
     let open = || match access {
         Access::Read => Key::open_to_read(ctx, name),
@@ -340,18 +339,18 @@ fn open_as_it_is<'a>(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> (Key<'a>, u
     (key, before)
 }
 
-/// So often a key is opened and read that another module writes, with a lease that is over,
-/// whenever one expires.
+/// How often a key is opened and read again. Without this bound, a module that writes an expired
+/// key whenever a key expires would keep the server here forever.
 pub(crate) const READ_ANEW_MAX: usize = 1000;
 
-/// Of a hash with more owners than this, which we never write, the rest is not looked at.
+/// In a hash with more owners than this, which we never write, the others are not looked at.
 const HOLDERS_MAX: usize = 1000;
 
 pub(crate) fn count_true(of: &[bool]) -> usize {
     of.iter().filter(|is| **is).count()
 }
 
-/// For [`Key::each_field`].
+/// The answer of a visitor to [`Key::each_field`].
 pub(crate) fn go_on_if(more: bool) -> ControlFlow<()> {
     if more {
         ControlFlow::Continue(())

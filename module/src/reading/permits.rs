@@ -1,4 +1,4 @@
-//! Reading permits: their hash, and the limit beside it. What the values say the core knows.
+//! Reading permits: their hash, and the key of their limit. The core interprets the values.
 
 use crate::ffi::{Key, KeyType, OwnedStr, Scan, Str};
 use crate::reading::keys::{OpenLock, go_on_if};
@@ -8,15 +8,15 @@ use rlock_core::{
 };
 use std::ops::ControlFlow;
 
-/// In one sweep so many holders are looked at.
+/// How many fields one sweep looks at.
 const SWEPT_AT_ONCE: usize = 1000;
 
-/// What is asked about permits.
+/// The part of a task that is about permits.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Question {
-    /// Those that somebody asks for or waits for.
+    /// The permits that a caller asks for or a waiter waits for.
     asked: Option<PermitsRequest>,
-    /// Whether the limit counts, also where there are none out.
+    /// Whether the limit counts, also if nobody holds permits.
     is_about_permits: bool,
 }
 
@@ -41,11 +41,11 @@ impl From<PermitsRequest> for Question {
     }
 }
 
-/// An owner's field, and the hold that is in it, if it is one.
+/// An owner's field, and its hold if the value is a valid one.
 pub(crate) type HolderField = (Box<[u8]>, Option<PermitsHold>);
 
 impl OpenLock<'_> {
-    /// Whether it holds permits: whatever its hash has beside the `mode` field.
+    /// Whether it holds permits. Only the `mode` field counts, not the other fields.
     pub(crate) fn is_of_permits(&self) -> bool {
         self.key.key_type() == KeyType::Hash
             && self
@@ -59,7 +59,7 @@ impl OpenLock<'_> {
             .is_some_and(|mode| !is_permits_mode(mode.as_str().bytes()))
     }
 
-    /// No permits are out, or there is no hash at all.
+    /// The stored state where nobody holds permits, or the hash does not exist.
     pub(crate) fn load_no_permits(&self, question: Question, now: Now) -> Stored {
         let limit = self.limit_value();
         let reading = PermitsReading::new(&[], question.asked, limit.as_deref(), now);
@@ -67,7 +67,7 @@ impl OpenLock<'_> {
         reading.found(None).with_hash(is_there).stored(true)
     }
 
-    /// The hash of permits, as this owner sees it whose field has this value.
+    /// The hash of permits, as this owner sees it. `own` is the value of its field.
     pub(crate) fn load_permits(
         &self,
         owner: Str<'_>,
@@ -83,7 +83,7 @@ impl OpenLock<'_> {
         hash.stored(is_about_permits)
     }
 
-    /// What is stored for a queue whose first waits for permits, and who else holds some.
+    /// The stored state for a queue whose first waiter waits for permits, and the other holders.
     pub(crate) fn load_for_queue(
         &self,
         owner: Str<'_>,
@@ -113,7 +113,7 @@ impl OpenLock<'_> {
         if let Some(own) = own {
             reading.field(owner, own.as_str().bytes());
         }
-        // Beside the owner's there is the `mode` field.
+        // Besides the owner's field the hash has the `mode` field.
         let has_others = self.key.len() > usize::from(own.is_some()).saturating_add(1);
         if has_others && reading.needs_others(depth, ends_at) {
             self.key.each_field(|field, value| {
@@ -132,7 +132,7 @@ impl OpenLock<'_> {
         (hash.with_hash(true), others)
     }
 
-    /// The permits as somebody sees them who has none, and asks for these.
+    /// The state of permits for this request, by an owner that holds none.
     pub(crate) fn load_asked(&self, asked: PermitsRequest, now: Now) -> Stored {
         let question = Question::from(asked);
         let loaded = match self.key.key_type() {
@@ -148,14 +148,14 @@ impl OpenLock<'_> {
         loaded
     }
 
-    /// The limit that is set for all, if it is one.
+    /// The limit that RLOCK.LIMIT set, if the value is a valid one.
     pub(crate) fn limit(&self) -> Option<Permits> {
         let value = self.limit_value();
         value.as_deref().and_then(Permits::from_limit)
     }
 
-    /// What the key of the limit says. In a cluster there is none for a name that puts this key
-    /// into another slot.
+    /// The value of the limit's key. In a cluster, no limit can be set for a name that puts this
+    /// key into another slot.
     fn limit_value(&self) -> Option<Vec<u8>> {
         let (ctx, name) = (self.ctx, self.name.bytes());
         if ctx.in_cluster() && !names::side_keys_share_slot(name) {
@@ -167,7 +167,8 @@ impl OpenLock<'_> {
         }
         let key = Key::open_to_peek(ctx, name.as_str());
         match key.key_type() {
-            // Another program's: read whole at each look, a large one would stop the server.
+            // A longer string is another program's. Reading a large one at each look would stop the
+            // server.
             KeyType::String if key.len() > LIMIT_LEN_MAX => None,
             KeyType::String if self.key.is_writable() => Some(key.string(<[u8]>::to_vec)),
             KeyType::String => {
@@ -179,7 +180,8 @@ impl OpenLock<'_> {
         }
     }
 
-    /// Those who hold permits, and fields that are no hold; not those whose leases are over.
+    /// The fields of holders of permits, and fields that are no valid hold; without holders whose
+    /// leases are over.
     pub(crate) fn permits_fields(&self, now: Now) -> Vec<HolderField> {
         let mut holders = Vec::new();
         self.key.each_field(|field, value| {
@@ -193,7 +195,7 @@ impl OpenLock<'_> {
         holders
     }
 
-    /// One of those who hold permits.
+    /// One live holder of permits.
     pub(crate) fn first_permits_holder(&self, now: Now) -> Option<HeldBy> {
         let mut first = None;
         self.key.each_field(|field, value| {
@@ -209,8 +211,8 @@ impl OpenLock<'_> {
         first
     }
 
-    /// Goes on with a walk through the fields, and notes those of holders whose leases are over.
-    /// Whether there are more.
+    /// Continues a walk through the fields, and collects those of holders whose leases are over.
+    /// True if there are more fields.
     pub(crate) fn holders_over(&self, scan: &Scan, now: Now, over: &mut Vec<Box<[u8]>>) -> bool {
         let mut looked_at = 0_usize;
         self.key.each_field_from(scan, |field, value| {
@@ -222,7 +224,7 @@ impl OpenLock<'_> {
         })
     }
 
-    /// Whether this field is there, and is that of a holder whose lease is over.
+    /// Whether this field exists, and its holder's lease is over.
     pub(crate) fn is_holder_over(&self, field: &[u8], now: Now) -> bool {
         let value = self.key.hash_get_one(OwnedStr::new(field).as_str());
         value.is_some_and(|value| is_over(value.as_str().bytes(), now))

@@ -1,7 +1,7 @@
-//! Reading a read-write lock: its hash, and the timeout keys of its readers beside it.
+//! Reading a read-write lock: its hash, and the timeout keys of its readers.
 //!
-//! Fields and keys that somebody else wrote can say anything. Where they do not tell how long
-//! somebody reads, the reading lasts as long as the key.
+//! Other programs can write anything into fields and keys. If these do not tell when a reader's
+//! lease ends, it lasts as long as the key.
 
 use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Scan};
 use crate::reading::keys::{OpenLock, count_true, go_on_if};
@@ -17,31 +17,31 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(crate) struct ReadWriteHash<'l, 'a> {
     lock: &'l OpenLock<'a>,
     mode: ModeField,
-    /// When the key expires, once somebody has asked.
+    /// When the key expires, once that was looked up.
     ends_at: OnceCell<Option<i64>>,
     /// Whether the ends of the readers' leases are wanted.
     wants_ends: bool,
-    /// Whether to look at a timeout key may delete it, and make other modules write this one.
+    /// Whether looking at a timeout key may delete it, and make other modules write this hash.
     peek_may_expire: bool,
-    /// Whether somebody could not be looked at because of that.
+    /// Whether a reader was not looked at, because no looks were left.
     is_partial: Cell<bool>,
 }
 
-/// How many timeout keys may be looked at yet, for all the locks that are read for one decision: a
-/// command can name a thousand, and a field can claim any number of timeout keys.
+/// How many more timeout keys may be looked at, in all the locks that are read for one decision: a
+/// command can name a thousand locks, and a field can claim any number of timeout keys.
 static LOOKS_LEFT: AtomicUsize = AtomicUsize::new(0);
 
-/// From now on as many timeout keys may be looked at as one decision allows.
+/// Allows as many looks at timeout keys as one decision may take.
 pub(crate) fn begin_looks() {
     LOOKS_LEFT.store(ReadWrite::TIMEOUTS_MAX, Ordering::Relaxed);
 }
 
-/// Whether there are looks left for another decision's reading.
+/// Whether looks are left for another reading.
 pub(crate) fn has_looks() -> bool {
     LOOKS_LEFT.load(Ordering::Relaxed) > 0
 }
 
-/// One look more, which costs the more the longer the lock's name is. False if none is left.
+/// Takes one look. The longer the lock's name, the more it costs. False if none was left.
 fn take_look(name_len: usize) -> bool {
     let cost = name_len.div_euclid(NAME_AS_LOOK).saturating_add(1);
     let left = LOOKS_LEFT.load(Ordering::Relaxed);
@@ -49,15 +49,15 @@ fn take_look(name_len: usize) -> bool {
     left > 0
 }
 
-/// To make and hash so many bytes of a timeout key's name takes about as long as to look at it.
+/// Making and hashing this many bytes of a timeout key's name takes about as long as a look at it.
 const NAME_AS_LOOK: usize = 512;
 
-/// What the `mode` field says.
+/// The value of the `mode` field.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ModeField {
     Read,
     Write,
-    /// Nothing that we or Redisson write.
+    /// A value that neither we nor Redisson write.
     Odd,
 }
 
@@ -78,8 +78,8 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         }
     }
 
-    /// The same, where it does not count when the key expires, nor when the leases of its readers
-    /// end, as long as it is read: each is a look-up of its own in the server.
+    /// The same, for a task that needs neither the key's expiry nor the ends of the readers'
+    /// leases, as long as readers hold the lock: each is a look-up of its own in the server.
     pub(crate) fn without_ends(mut self) -> Self {
         self.wants_ends = self.mode != ModeField::Read;
         self
@@ -90,7 +90,8 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         *self.ends_at.get_or_init(|| ask().flatten())
     }
 
-    /// What is stored, as this owner sees it whose field has this count. So many fields are known.
+    /// The stored state, as this owner sees it. `count` is the value of its field, `known` the
+    /// number of fields that were looked up.
     pub(crate) fn load(
         &self,
         owner: &[u8],
@@ -99,13 +100,13 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         look: ReadDepth,
     ) -> Stored {
         let key = &self.lock.key;
-        // Where all fields are known there is no writer's among them.
+        // If all fields are known, none of them is a writer's.
         let own_field = (key.len() > known).then(|| writer_field(owner));
         let own_write = own_field
             .as_ref()
             .and_then(|field| key.hash_get_one(field.as_str()));
         let known = known.saturating_add(count_true(&[own_write.is_some()]));
-        // Only who is about to write has to know the token of its own.
+        // Only a caller that may write needs the token of its hold.
         let token = self.lock.key.is_writable();
         let own_read =
             count.and_then(|count| self.read_hold(owner, count, true, usize::MAX, token));
@@ -116,8 +117,9 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             let is_brief = look.others_are_brief(has_own, self.outlives(own_read));
             let own_field = own_field.as_ref().map(|field| field.as_str().bytes());
             let others = |most| self.others(owner, own_field, is_brief, most);
-            // For a brief look somebody's latest timeout key is enough, and as a rule it is there.
-            // One field that claims any number of them must not make each of many steps long.
+            // A brief look needs one reader only, and as a rule the latest timeout key of one
+            // exists. So only the latest key of each reader is tried first: one field that claims
+            // any number of keys must not make each of many steps long.
             let latest = is_brief.then(|| others(1));
             latest
                 .filter(|others| others.read.is_some())
@@ -142,8 +144,8 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         self.ends_at().unwrap_or(NEVER)
     }
 
-    /// Whether the key outlives the owner's own reading: then it ends with the lease of somebody
-    /// else, who may have it no longer.
+    /// Whether the key outlives the owner's own reading: then the key's expiry is the lease of
+    /// another reader, which may have given the lock back.
     fn outlives(&self, own_read: Option<ReadHold>) -> bool {
         own_read.is_some_and(|own| self.mode == ModeField::Read && own.ends_at < self.end())
     }
@@ -177,8 +179,9 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 let end = if is_brief { self.end() } else { read.ends_at };
                 others.read = others.read.max(Some(end));
             }
-            // One that reads for as long as the key lives is answer enough; and among so many who
-            // read beside a writer, which only somebody else writes, the writer is.
+            // One reader whose lease lasts as long as the key is enough. Only other programs write
+            // readers beside another owner's writer; after a bounded number of fields the writer is
+            // enough.
             let is_enough = others.read == Some(self.end())
                 && (is_brief || self.mode == ModeField::Read)
                 || others.write && looked_at >= BESIDE_A_WRITER;
@@ -187,10 +190,11 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         others
     }
 
-    /// A reader's hold, if one of its timeout keys is there. We write one only, that of the latest
-    /// entry; somebody else's script writes one for each entry, and the longest counts. So those
-    /// with the highest numbers are looked at, down to ours: it has what the reader had before. For
-    /// a look that is not whole any of them is enough. No more than so many are looked at.
+    /// A reader's hold, if one of its timeout keys exists. We write only one, for the latest entry;
+    /// Redisson's scripts write one for each entry, and the longest lease counts. So the keys are
+    /// looked at from the highest number down to ours, which has the longest lease of the entries
+    /// before it. A look that is not whole stops at the first key. At most `timeouts_max` keys are
+    /// looked at.
     fn read_hold(
         &self,
         owner: &[u8],
@@ -253,7 +257,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         Some(Timeout { token, ends_at })
     }
 
-    /// Who has the lock, and how; of readers the tokens and the ends too if asked for.
+    /// All holds of the lock; with `is_whole` also the tokens and leases of its readers.
     pub(crate) fn holds(&self, is_whole: bool) -> Vec<ReadWriteHold> {
         let mut holds = Vec::new();
         self.lock.key.each_field(|field, value| {
@@ -263,7 +267,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         holds
     }
 
-    /// One of those who have the lock: the writer, if there is one. Of each reader only the latest
+    /// One hold of the lock: the writer's, if it has a writer. Of each reader only the latest
     /// timeout keys are looked at.
     pub(crate) fn first_hold(&self) -> Option<ReadWriteHold> {
         let (mut first, mut looked_at) = (None, 0_usize);
@@ -279,7 +283,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         first
     }
 
-    /// The hold that a field of the hash is about; none if it is about none.
+    /// The hold that a field of the hash describes, if it describes one.
     fn hold(
         &self,
         field: &[u8],
@@ -310,8 +314,8 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         })
     }
 
-    /// Goes on with a walk through the fields, and notes those of readers whose leases are over.
-    /// Whether there are more: a hash of many readers is not looked at all at once.
+    /// Continues a walk through the fields, and collects those of readers whose leases are over.
+    /// True if there are more fields: many readers are not looked at all at once.
     pub(crate) fn readers_gone(&self, scan: &Scan, gone: &mut Vec<Box<[u8]>>) -> bool {
         let mut looked_at = 0_usize;
         self.lock.key.each_field_from(scan, |field, value| {
@@ -325,7 +329,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         })
     }
 
-    /// Whether a reader with this value in its field has no lease that is not over.
+    /// Whether a reader with this value in its field has no live lease.
     pub(crate) fn is_gone(&self, reader: &[u8], value: &[u8]) -> bool {
         let count = Count::from_field(value);
         self.read_hold(reader, count, false, usize::MAX, false)
@@ -333,21 +337,21 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
     }
 }
 
-/// So many timeout keys of a reader are looked at for the log, which need not know all.
+/// How many timeout keys of a reader are looked at for the log, which need not know all.
 const LATEST: usize = 16;
 
-/// So many fields are looked at beside that of another writer, whose lease is the key's.
+/// How many fields are looked at if one of them is another writer's, whose lease is the key's.
 const BESIDE_A_WRITER: usize = 1000;
 
-/// In one sweep so many readers are looked at, each by its timeout keys.
+/// How many fields one sweep looks at, each reader by its timeout keys.
 const SWEPT_AT_ONCE: usize = 1000;
 
-/// A hold of a read-write lock: for INFO and the deadlock check.
+/// A hold of a read-write lock, for INFO, the log and the deadlock search.
 pub(crate) struct ReadWriteHold {
     pub(crate) owner: Box<[u8]>,
     pub(crate) mode: Mode,
     pub(crate) count: Count,
-    /// A reader's; a writer's is not stored.
+    /// A reader's token; a writer's is not stored.
     pub(crate) token: Option<Token>,
     pub(crate) ends_at: i64,
 }
@@ -355,7 +359,7 @@ pub(crate) struct ReadWriteHold {
 #[derive(Default)]
 struct OtherHolders {
     write: bool,
-    /// When the last of them ends that read.
+    /// The latest end of another reader's lease.
     read: Option<i64>,
 }
 
@@ -376,14 +380,14 @@ pub(crate) fn timeout_key(name: &[u8], reader: &[u8], number: i64) -> OwnedStr {
     OwnedStr::concat(&names::timeout_key_parts(name, reader, &number))
 }
 
-/// Whether all the keys of a read-write lock are here: not while its slot of a cluster is on its
-/// way to another node, when the hash may be here and timeout keys there.
+/// Whether this node has all keys of a read-write lock. While the slot is on its way to another
+/// node, the hash may be here and timeout keys there.
 pub(crate) fn slot_is_settled(ctx: Ctx<'_>, name: &[u8]) -> bool {
     if !names::side_keys_share_slot(name) {
         return true;
     }
-    // Two keys of the slot that are never there. At neither end of its way does the server answer
-    // for several that it does not have; for one it would, at the end to which it comes, if the
+    // Two keys of the slot that never exist. While the slot is on its way, neither node answers for
+    // several keys that it does not have. For one key the receiving node would answer, if the
     // client has just sent `ASKING`.
     let never = [0, -1].map(|number| timeout_key(name, &[], number));
     let [one, other] = never.each_ref().map(OwnedStr::as_str);

@@ -18,13 +18,13 @@ pub(crate) fn tell_all(ctx: Ctx<'_>, effects: Vec<Effect>) {
     keep_list(effects);
 }
 
-/// Walks the effects. First everything is written, in the keyspace and to replicas; then the world
-/// hears of it. A module that listens to our events may do anything to the keys, and must find the
-/// whole change made and no handle of ours open.
+/// Carries the effects out. First everything is written, in the keyspace and to replicas; then
+/// events are emitted and clients are told. A module that listens to our events may do anything to
+/// the keys, so it must find the whole change made and no handle of ours open.
 ///
-/// Timeout keys and limits are written last, with the locks' own keys closed. One that is there
-/// already may have expired, and others hear of that at once: whatever they do to the lock then
-/// comes after what is written here.
+/// Timeout keys and limits are written last, with the locks' own keys closed. Such a key may exist
+/// and have expired, and listeners hear of that at once: anything they do to the lock then comes
+/// after our writes to it.
 pub(crate) fn carry_out<'a>(
     ctx: Ctx<'a>,
     locks: &mut [OpenLock<'a>],
@@ -36,8 +36,8 @@ pub(crate) fn carry_out<'a>(
     }
     let mut stream = Stream::begin(ctx, caller, &effects);
     if stream.is_compact() {
-        // To open a key may expire it. Whatever others do then must come before all that is told
-        // at once here.
+        // Opening a key may make it expire. The writes of listeners must then be replicated before
+        // all writes that are gathered here.
         for lock in locks.iter() {
             lock.key.take_up();
         }
@@ -91,7 +91,7 @@ pub(crate) fn carry_out<'a>(
     keep_list(effects);
 }
 
-/// A list that is empty again is used for the next decision, unless it grew beyond this.
+/// An emptied list is used for the next decision, unless it grew beyond this.
 const SPARE_EFFECTS_MAX: usize = 64;
 
 fn keep_list(mut effects: Vec<Effect>) {
@@ -118,20 +118,20 @@ fn tell_written(ctx: Ctx<'_>, lock: &mut OpenLock<'_>, write: &Write) {
     notify(ctx, class, event, lock.name);
 }
 
-/// Emits an event of a key that we have written. What it is about we know already, so the event is
-/// not to come back to us as somebody else's change; but only this one: another module that hears
-/// of it may change the key in turn.
+/// Emits an event of a key that we have written. We know the change already, so the event must not
+/// come back to us as another client's change. This holds for this one event only: another module
+/// that hears it may change the key in turn.
 fn notify(ctx: Ctx<'_>, class: EventClass, event: &CStr, key: Str<'_>) {
     let _own = OwnEvent::begin(class, key);
     ctx.notify(class, event, key);
 }
 
-/// While it lives, the next event of this key is our own.
+/// While this lives, the next event of this key is our own.
 struct OwnEvent(bool);
 
 impl OwnEvent {
     fn begin(class: EventClass, key: Str<'_>) -> Self {
-        // Of the others we do not hear.
+        // We do not listen to events of the other classes.
         let may_hear = class == EventClass::Generic;
         Self(may_hear && state::with(|state| state.begin_own_event(key)))
     }
@@ -145,12 +145,12 @@ impl Drop for OwnEvent {
     }
 }
 
-/// Writes a line into the server's log, or unblocks the client that an effect is about. It is
-/// replied to at the end of this turn of the event loop.
+/// Writes a line into the server's log, or unblocks the client of an effect. The client gets its
+/// reply at the end of this turn of the event loop.
 ///
 /// A module that listens to our key events may have killed or unblocked the client since the
 /// decision was made. It is not unblocked a second time: the server would free its record twice. A
-/// grant that nobody waits for any more is given back.
+/// grant whose waiter has gone is given back.
 fn tell(ctx: Ctx<'_>, effect: &Effect) {
     if let Effect::Log(line) = effect {
         return ctx.log_notice(line);
@@ -200,10 +200,10 @@ fn tell(ctx: Ctx<'_>, effect: &Effect) {
 
 // --- Writes --------------------------------------------------------------------------------------
 
-/// A key beside a lock's own that was written, with the events to be told.
+/// A side key that was written (a timeout key or a limit), with the events to emit.
 type SideKey = (OwnedStr, &'static [(EventClass, &'static CStr)]);
 
-/// All of them. Mostly there is none or one, and then no list is allocated.
+/// All side keys of a decision. Usually there are fewer than two, and then no list is allocated.
 #[derive(Default)]
 struct SideKeys {
     first: Option<SideKey>,
@@ -231,8 +231,8 @@ const EVENTS_OF_SET: &[(EventClass, &CStr)] = &[
 const EVENTS_OF_LIMIT: &[(EventClass, &CStr)] = &[(EventClass::String, c"set")];
 const EVENTS_OF_DEL: &[(EventClass, &CStr)] = &[(EventClass::Generic, c"del")];
 
-/// Writes into the lock's own key and to replicas. False if it is another key that is to be
-/// written.
+/// Writes into the lock's own key and to replicas. False if the write is for a side key; then
+/// nothing is done.
 fn carry_out_write<'a>(
     lock: &mut OpenLock<'a>,
     caller: Str<'_>,
@@ -286,7 +286,7 @@ fn carry_out_write<'a>(
     true
 }
 
-/// Writes the timeout keys of readers and the limits among the effects.
+/// Writes the timeout keys and the limits among the effects.
 fn write_side_keys<'a>(
     locks: &[OpenLock<'a>],
     caller: Str<'_>,
@@ -306,7 +306,7 @@ fn write_side_keys<'a>(
     }
 }
 
-/// The events of what was written; none if nothing was.
+/// Writes a side key, and returns the events to emit; none if nothing was written.
 fn write_side_key<'a>(
     lock: &OpenLock<'a>,
     key: Str<'_>,
@@ -318,7 +318,7 @@ fn write_side_key<'a>(
         Write::SetTimeout(_, value, at) => {
             let words = Rc::clone(&lock.words);
             let value = Word::of_value(*value, &words);
-            // One that is there is made anew.
+            // An existing key is made anew as well.
             stream.makes(|| true);
             open.set_string(value.as_str());
             open.set_expires_at(*at);
@@ -329,7 +329,7 @@ fn write_side_key<'a>(
         Write::SetLimit(value) => {
             let words = Rc::clone(&lock.words);
             let value = Word::of_value(*value, &words);
-            // One that is there is made anew.
+            // An existing key is made anew as well.
             stream.makes(|| true);
             open.set_string(value.as_str());
             let made = Made::SetSide(key, value.as_str(), None);
@@ -345,9 +345,9 @@ fn write_side_key<'a>(
     }
 }
 
-/// While it lives, readers have fields whose timeout keys are not written yet: they would be taken
-/// for readers whose leases are over. A command that another module sends in between is not
-/// decided.
+/// While this lives, readers have fields whose timeout keys are not written yet: they would be
+/// taken for readers whose leases are over. So a command that another module sends in between is
+/// not decided.
 struct Unfinished;
 
 impl Unfinished {
@@ -363,7 +363,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// The key beside the lock's own that is to be written.
+/// The side key of a write, if it is for one.
 fn side_key(lock: &OpenLock<'_>, write: &Write, caller: Str<'_>) -> Option<OwnedStr> {
     let name = lock.name.bytes();
     match write {
@@ -376,7 +376,7 @@ fn side_key(lock: &OpenLock<'_>, write: &Write, caller: Str<'_>) -> Option<Owned
     }
 }
 
-/// Sets a field of the lock's hash, or two.
+/// Sets one or two fields of the lock's hash.
 fn set<'a>(
     lock: &mut OpenLock<'a>,
     stream: &mut Stream<'a>,
@@ -408,7 +408,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// A string of the server: one that is there already, or one that is made for this write.
+/// A string of the server: one that exists already, or one that is made for this write.
 pub(crate) enum Word<'a> {
     Known(Str<'a>),
     Made(OwnedStr),

@@ -8,9 +8,9 @@ use rlock_core::change::Message;
 use rlock_core::{Mode, names};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Publishes that a lock was released which was held in this mode. If it is free now, this wakes
-/// the first in the queue of Redisson's fair lock as well. Replicas may have been told of the
-/// first of the two messages already.
+/// Publishes that a lock was released, for waiters of the mode in which it was held. If it is free
+/// now, this also wakes the first in the queue of Redisson's fair lock. With `is_told`, replicas
+/// have the first of the two messages already.
 pub(crate) fn unlocked(
     ctx: Ctx<'_>,
     name: &[u8],
@@ -35,7 +35,7 @@ pub(crate) fn unlocked(
     }
 }
 
-/// The channel and the message; nobody but us knows of permits.
+/// The channel and the message. None for permits, which only our own clients use.
 fn unlock_message<'a>(
     name: names::Tagged<'a>,
     held_as: Mode,
@@ -43,14 +43,14 @@ fn unlock_message<'a>(
 ) -> Option<(names::Parts<'a>, &'a OwnedStr)> {
     match held_as {
         Mode::Plain => Some((name.lock_channel(), &words.unlocked)),
-        // Of a read-write lock's waiters `0` wakes one in each process, `1` all.
+        // Of a read-write lock's waiters, `0` wakes one in each process and `1` wakes all.
         Mode::Read => Some((name.read_write_channel(), &words.unlocked)),
         Mode::Write => Some((name.read_write_channel(), &words.write_unlocked)),
         Mode::Permits => None,
     }
 }
 
-/// What replicas are to be told of the unlock message, if there are any.
+/// The unlock message as replicas get it; none if it is not replicated.
 pub(crate) fn to_replicas(ctx: Ctx<'_>, held_as: Mode) -> Option<Message> {
     let to = Channels::new(ctx).filter(|to| to.replicas && held_as != Mode::Permits)?;
     Some(Message {
@@ -60,7 +60,7 @@ pub(crate) fn to_replicas(ctx: Ctx<'_>, held_as: Mode) -> Option<Message> {
     })
 }
 
-/// Publishes what the primary has told.
+/// Publishes an unlock message that the primary has replicated.
 pub(crate) fn replayed(ctx: Ctx<'_>, name: &[u8], message: Message, words: &Words) {
     let to = Channels {
         classic: message.classic,
@@ -73,8 +73,8 @@ pub(crate) fn replayed(ctx: Ctx<'_>, name: &[u8], message: Message, words: &Word
     }
 }
 
-/// The next waiter in the queue of Redisson's fair lock that is alive by Redisson's own rule: it is
-/// not past its time. It takes the lock and leaves the queue by itself when it is woken.
+/// The first waiter in the queue of Redisson's fair lock that is alive by Redisson's own rule: its
+/// timeout has not passed. When it is woken, it takes the lock and leaves the queue by itself.
 fn first_of_fair_queue(ctx: Ctx<'_>, name: names::Tagged<'_>) -> Option<OwnedStr> {
     let queue = OwnedStr::concat(&name.fair_queue());
     let queue = Key::open_to_peek(ctx, queue.as_str());
@@ -96,10 +96,10 @@ fn first_of_fair_queue(ctx: Ctx<'_>, name: names::Tagged<'_>) -> Option<OwnedStr
         .find(|waiter| !is_over(waiter))
 }
 
-/// With more dead waiters in front, none is woken by us: Redisson's own clients remove them.
+/// With more dead waiters in front we wake none: Redisson's own clients remove them.
 const FAIR_QUEUE_LOOKED_AT_MAX: i64 = 1000;
 
-/// Milliseconds since 1970 as a sorted set has them.
+/// Milliseconds since 1970 as the score of a sorted set.
 #[allow(
     clippy::as_conversions,
     clippy::cast_precision_loss,
@@ -114,20 +114,21 @@ pub(crate) fn look_for_replicas() {
     HAS_REPLICAS.store(ffi::has_replicas(), Ordering::Relaxed);
 }
 
-/// Whether a replica is connected, at which clients may have subscribed. A message is not kept for
-/// one that is away, and replicating it costs 2,000 instructions.
+/// Whether a replica is connected, where clients may have subscribed. A replica that is away does
+/// not get a message later, and replicating one costs 2,000 instructions.
 static HAS_REPLICAS: AtomicBool = AtomicBool::new(false);
 
-/// Where messages go.
+/// The channels to which messages go.
 struct Channels {
     classic: bool,
     sharded: bool,
-    /// Not in a cluster, where the bus brings the message to the replicas.
+    /// Whether messages are replicated. Not in a cluster, where its bus brings them to the
+    /// replicas.
     replicas: bool,
 }
 
 impl Channels {
-    /// None if nowhere.
+    /// None if no messages are published.
     fn new(ctx: Ctx<'_>) -> Option<Self> {
         let mode = PUBLISH.mode();
         if mode == PublishMode::off {

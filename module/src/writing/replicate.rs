@@ -1,15 +1,15 @@
-//! What replicas and the append-only file are told of a change: one list of writes, in two
-//! encodings (`rlock.replicate`).
+//! Changes as replicas and the append-only file get them: one list of writes, in two encodings
+//! (`rlock.replicate`).
 //!
-//! - `plain`: each write is a command of the server, told as soon as it is made
+//! - `plain`: each write is a command of the server, replicated as soon as it is made
 //! - `compact`: the writes to the keys of locks are one `RLOCK.APPLY`, with the unlock message in
-//!   it, and those to the keys beside them another. Another begins also where a key is made. At
-//!   these places other modules may hear of a key that expires or is new, and what they do then
-//!   must come behind what was done before it, on every replica as here.
+//!   it, and the writes to side keys are another. A new one also begins where a key is made. At
+//!   these points other modules may hear of a key that expires or is new. Their writes must come
+//!   after our earlier ones, on every replica as here.
 //!
-//! A change that is one `DEL` stays that command, which is as short, and does no harm at a server
-//! that has not understood what was before. (A lone `HSET` would: a lock without an end. So would a
-//! `PEXPIREAT`: it would prolong what an earlier owner held.)
+//! A change that is one `DEL` stays that command. It is as short, and does no harm at a server that
+//! could not understand the changes before. (A lone `HSET` would: it would leave a lock without an
+//! end. So would a `PEXPIREAT`: it would prolong the hold of an earlier owner.)
 
 use crate::config::REPLICATE;
 use crate::ffi::{self, Ctx, Field, OwnedStr, Str};
@@ -25,18 +25,18 @@ pub(crate) struct Stream<'a> {
     compact: Option<Compact<'a>>,
 }
 
-/// Writes that are not told yet.
+/// Writes that are not replicated yet.
 struct Compact<'a> {
-    /// For whom they were decided.
+    /// The owner that the writes call the caller.
     caller: &'a [u8],
-    /// The lock that the last of them is about.
+    /// The lock of the last write.
     lock: Option<Str<'a>>,
     writer: ChangeWriter,
-    /// Those to other locks before, as the arguments of the command.
+    /// The earlier writes to other locks, as arguments of the command.
     before: Vec<(Str<'a>, OwnedStr)>,
 }
 
-/// A write as the server has it: what the plain commands are made of.
+/// A write as the server takes it: the parts of the plain commands.
 pub(crate) enum Made<'m> {
     Set(Field<'m>, Option<Field<'m>>),
     Remove(Str<'m>),
@@ -60,7 +60,7 @@ impl<'a> Stream<'a> {
         self.compact.is_some()
     }
 
-    /// Tells of a write that has been made.
+    /// Replicates a write that has been made: at once, or with the next `RLOCK.APPLY`.
     #[inline]
     pub(crate) fn write(&mut self, lock: Str<'a>, write: &Write, made: &Made<'_>) {
         match &mut self.compact {
@@ -69,8 +69,8 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// A key is about to be made. Other modules hear of that at once, by the event `new`, and what
-    /// they do then is told at once: it must come behind what was done before.
+    /// A key is about to be made. Other modules hear of that at once, by the event `new`, and their
+    /// writes are replicated at once. These must come after our earlier writes.
     #[inline]
     pub(crate) fn makes(&mut self, is_new: impl FnOnce() -> bool) {
         if let Some(compact) = &mut self.compact
@@ -81,8 +81,8 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// The same of a lock's hash. Replicas may have the former one still, if they did not hear that
-    /// it has expired: so they are told to delete it first.
+    /// The same for a lock's hash. If replicas did not hear that the former hash has expired, they
+    /// still have it: so they are told to delete it first.
     #[inline]
     pub(crate) fn makes_hash(&mut self, lock: Str<'a>, is_new: impl Fn() -> bool) {
         self.makes(&is_new);
@@ -92,8 +92,8 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Tells all that has not been told, and of the unlock messages. In the plain form these are
-    /// told when they are published.
+    /// Replicates all writes that are left, and the unlock messages. In the plain encoding the
+    /// messages are replicated when they are published.
     #[inline]
     pub(crate) fn finish(&mut self, locks: &[OpenLock<'a>], effects: &[Effect]) {
         if let Some(compact) = &mut self.compact {
@@ -101,7 +101,7 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Tells what has not been told.
+    /// Replicates the writes that are left.
     pub(crate) fn flush(&mut self) {
         if let Some(compact) = &mut self.compact {
             compact.flush(self.ctx);
@@ -183,7 +183,7 @@ impl<'a> Compact<'a> {
     }
 }
 
-/// Whether a change is more than a `DEL`.
+/// Whether a change is more than one `DEL`.
 fn is_worth_it(ctx: Ctx<'_>, effects: &[Effect]) -> bool {
     let is_told = |effect: &&Effect| match effect {
         Effect::Write { .. } => true,

@@ -1,5 +1,5 @@
-//! Answers in the server's protocol. Maps are maps in RESP3 and flat arrays in RESP2; the server
-//! sees to it.
+//! Replies in the server's protocol. Maps are maps in RESP3 and flat arrays in RESP2: the server
+//! converts them.
 
 use crate::ffi::Ctx;
 use rlock_core::{
@@ -49,7 +49,7 @@ pub(crate) fn events(ctx: Ctx<'_>, events: &[Event]) {
     }
 }
 
-/// What a waiter hears that leaves with nothing.
+/// The reply to a waiter that does not get the lock.
 pub(crate) fn dismissed(ctx: Ctx<'_>, why: &WaitOutcome) {
     match why {
         WaitOutcome::NotAcquired { ttl_ms } => not_acquired(ctx, *ttl_ms),
@@ -57,7 +57,7 @@ pub(crate) fn dismissed(ctx: Ctx<'_>, why: &WaitOutcome) {
     }
 }
 
-/// A refusal in the words for the client of this call.
+/// The text of an error, with the node's TLS address if the client of this call uses TLS.
 fn text_of(ctx: Ctx<'_>, refusal: &CommandError) -> String {
     if ctx.is_over_tls() {
         refusal.over_tls()
@@ -88,19 +88,19 @@ fn bytes_or_null(ctx: Ctx<'_>, value: Option<&[u8]>) {
     }
 }
 
-/// A number that is never negative, as a reply can have it.
+/// A number that is never negative, as an integer of a reply.
 fn number(value: impl TryInto<i64>) -> i64 {
     value.try_into().unwrap_or(i64::MAX)
 }
 
-/// What RLOCK.INFO tells of a lock.
+/// The report of RLOCK.INFO about a lock.
 pub(crate) struct LockReport {
     pub(crate) owner: Option<Box<[u8]>>,
-    /// None where there is an owner whose field holds no count.
+    /// None if the owner's field has no valid count.
     pub(crate) count: Option<i64>,
     pub(crate) token: Option<i64>,
     pub(crate) ttl_ms: i64,
-    /// What is known of the hold beside its key; none of a free lock.
+    /// The facts about the hold that are not in its key; none for a free lock.
     pub(crate) hold: Option<HoldView>,
     pub(crate) queue: Vec<WaiterView>,
 }
@@ -115,7 +115,7 @@ pub(crate) struct HolderReport {
     pub(crate) hold: HoldView,
 }
 
-/// A holder of permits, or a field that is no hold.
+/// A holder of permits, or a field that is no valid hold.
 pub(crate) struct PermitsReport {
     pub(crate) owner: Box<[u8]>,
     pub(crate) permits: Option<i64>,
@@ -206,7 +206,7 @@ fn held(ctx: Ctx<'_>, report: &LockReport) {
     hold(ctx, report.hold.as_ref());
 }
 
-/// What is known of a hold beside its key.
+/// The facts about a hold that are not in its key.
 fn hold(ctx: Ctx<'_>, hold: Option<&HoldView>) {
     ctx.reply_bytes(b"held-ms");
     integer_or_null(ctx, hold.and_then(|hold| hold.held_ms));
@@ -216,7 +216,7 @@ fn hold(ctx: Ctx<'_>, hold: Option<&HoldView>) {
     integer_or_null(ctx, hold.and_then(|hold| hold.client_id).map(number));
 }
 
-/// What is told of each waiter beside who it is.
+/// Which entry the map of each waiter has in addition.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Queue {
     Plain,
