@@ -1,4 +1,4 @@
-//! Ids of waiters, of records of locks, of holds, sessions and waits for several locks.
+//! Ids of waiters, of locks' records, of holds, of sessions, and of waits for several locks.
 
 use crate::values::arena::Id;
 
@@ -22,13 +22,13 @@ pub struct SessionId(pub(crate) Id);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MultiId(pub(crate) Id);
 
-/// A session, as a command names it.
+/// A session as a command names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionRef<'a> {
-    /// Its name.
+    /// The session's name.
     pub name: &'a [u8],
-    /// The ACL user who names it. The arguments do not say: it is empty, which is nobody, until the
-    /// driver has asked the server.
+    /// The ACL user that names it. It is not among the arguments: it is empty, which is no user,
+    /// until the driver has asked the server.
     pub user: &'a [u8],
 }
 
@@ -38,5 +38,5 @@ impl<'a> From<&'a [u8]> for SessionRef<'a> {
     }
 }
 
-/// A client that waits for events: the driver's handle for it.
+/// The driver's handle for a client that waits for events.
 pub type Listener = usize;
