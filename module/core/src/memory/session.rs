@@ -594,7 +594,7 @@ impl Sessions {
             };
             if let Some(is_all) = grant.confirm(&event.lock, lock, knows_count) {
                 *confirmed |= is_all;
-                // A confirmed grant leaves the index, so repeated confirmations cost no more than one.
+                // A confirmed grant leaves the index, so confirming again costs no more.
                 self.unfetched_grants
                     .remove_one(lock, owner, (mode, id, at));
             }

@@ -104,7 +104,7 @@ struct WaitQueue {
     /// The waiters whose owner waits for another lock as well, by `order`.
     multi_queue_waiters: BTreeMap<u64, WaiterId>,
     positions: Positions,
-    /// How many waiters ever joined it.
+    /// How many waiters have joined it since it was last empty.
     joined: u64,
     /// When the lease ends, as far as is known, in milliseconds of the wall clock.
     lease_end: Option<i64>,
@@ -147,10 +147,10 @@ struct LockRecord {
 /// the lock has waiters, or later if too many looks are due.
 const LOOK_EVERY_MS: i64 = 1000;
 
-/// At most this many looks are made at once, and the next after this pause, in the order in which
-/// they were due. Without this bound 300,000 locks with waiters would keep the server busy although
-/// nothing happens. With it there are 3,000 looks a second, so each of those locks is looked at
-/// every 100 seconds. The end of a lease does not wait for a look: it is a deadline of its own.
+/// So many looks are made at once, and the next after this pause, in the order in which they were
+/// due. Without this bound 300,000 locks that are waited for would keep the server busy, though
+/// nothing happens. With it all looks together are 3,000 a second, so each of those locks is looked
+/// at every 100 seconds. The end of a lease does not wait for that: it is a deadline of its own.
 const LOOKS_AT_ONCE: usize = 30;
 const LOOKS_PAUSE_MS: i64 = 10;
 
