@@ -333,7 +333,7 @@ pub struct Guard<'a> {
     pub owner: &'a [u8],
     /// The mode in which the owner must hold it.
     pub mode: Mode,
-    /// Only with the hold that has this token.
+    /// Only with a hold that has this token.
     pub token: Option<Token>,
     /// The name of the command to run.
     pub command: &'a [u8],

@@ -308,8 +308,8 @@ impl Sessions {
             .ok_or(CommandError::NoSession)
     }
 
-    /// The session with this name, or none. A session of another user is refused: otherwise a user
-    /// who knows only its name could receive its grants and end its holds.
+    /// The session with this name, or none. A session of another user is refused: otherwise any user
+    /// could receive its grants and end its holds by knowing its name.
     fn find(&self, session: SessionRef<'_>) -> Result<Option<SessionId>, CommandError> {
         let Some(id) = self.names.get(session.name) else {
             return Ok(None);

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU32;
 
-/// The name of a value in an [`Arena`]. It stays invalid after the value was removed, also when the
+/// The id of a value in an [`Arena`]. It stays invalid after the value was removed, also when the
 /// slot is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Id {

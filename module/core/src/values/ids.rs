@@ -2,23 +2,23 @@
 
 use crate::values::arena::Id;
 
-/// The name of a waiter. It stays invalid after the waiter has left.
+/// The id of a waiter. It stays invalid after the waiter has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub(crate) Id);
 
-/// The name of a lock's record. It stays invalid after the record was closed.
+/// The id of a lock's record. It stays invalid after the record was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RecordId(pub(crate) Id);
 
-/// The name of a hold that belongs to a session. It stays invalid after the hold has ended.
+/// The id of a hold that belongs to a session. It stays invalid after the hold has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct HoldId(pub(crate) Id);
 
-/// The name of a session. It stays invalid after the session has ended.
+/// The id of a session. It stays invalid after the session has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub(crate) Id);
 
-/// The name of a wait for several locks. It stays invalid after the wait is over.
+/// The id of a wait for several locks. It stays invalid after the wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MultiId(pub(crate) Id);
 

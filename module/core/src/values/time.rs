@@ -6,9 +6,6 @@ use crate::values::limits::INTEGER_MAX;
 ///
 /// Leases are stored in the keyspace as TTLs, so they follow the server's wall clock. Waits are
 /// only in our memory, so they follow a clock that nobody can set.
-///
-/// Leases live in the keyspace as TTLs, so they follow the server's wall clock. Waits are ours
-/// alone, so they follow a clock that nobody can step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Now {
     /// Wall clock, in microseconds since 1970.

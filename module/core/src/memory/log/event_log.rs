@@ -260,7 +260,8 @@ impl EventLog {
     }
 
     /// Counts an event in the newest entry, if that is about the same lock and the same event.
-    /// Otherwise callers that are refused again and again would push all other entries out.
+    /// Returns whether it is. Without this, callers that are refused again and again would push all
+    /// other entries out.
     fn repeat(
         &mut self,
         event: LogEvent,

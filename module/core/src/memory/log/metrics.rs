@@ -23,7 +23,7 @@ pub struct Counters {
     pub renewals_lost: u64,
     /// RELEASEs, each of one hold.
     pub releases: u64,
-    /// Locks broken.
+    /// Locks that BREAK ended.
     pub breaks: u64,
     /// Waits refused because they could never have ended.
     pub deadlocks_refused: u64,
