@@ -129,8 +129,8 @@ impl Stored {
         }
     }
 
-    /// Whether an entry is a new grant to the owner that this was read for, and not a re-entry.
-    /// When a writer also reads, that lets no other owner in, so it is not a new grant.
+    /// Whether an entry is a new grant to the owner that this was read for, and not a re-entry. A
+    /// writer that begins to read lets no other owner in, so this is not a new grant.
     pub(crate) fn is_new_to_owner(&self, mode: Mode) -> bool {
         match (self, mode) {
             (Self::Plain(hash), Mode::Plain) => hash.own.is_none(),
@@ -195,7 +195,8 @@ pub struct ReadWrite {
     pub own_write: Option<Count>,
     /// The owner's own hold as a reader, if its lease is not over.
     pub own_read: Option<ReadHold>,
-    /// Whether other owners cannot read: another owner writes, or the `mode` field is not `read`.
+    /// Whether other readers are kept out: another owner writes, or the `mode` field does not say
+    /// `read` and this owner does not write either.
     pub others_write: bool,
     /// When the last of the other readers' leases ends, in milliseconds of the wall clock;
     /// [`NEVER`] without an end, none if no other owner reads.
@@ -246,8 +247,8 @@ impl ReadWrite {
         self.end_of(&[own_read, self.others_read], self.mode() == Mode::Write)
     }
 
-    /// When the key must expire if the owner reads on at least until `own_read`; none if the key
-    /// does not expire earlier than that.
+    /// When the key must expire if the owner reads on at least until `own_read`; none if its expiry
+    /// is late enough already. A key without an expiry gets one, unless it has a writer.
     pub(crate) fn key_end_prolonged(&self, own_read: i64) -> Option<i64> {
         let is_later = |end: &i64| self.ends_at.is_none_or(|at| *end > at);
         self.key_end(Some(own_read)).filter(is_later)

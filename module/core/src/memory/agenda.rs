@@ -59,7 +59,7 @@ impl Agenda {
         self.is_empty() && self.is_idle() && self.crowded.is_empty()
     }
 
-    /// Whether a command causes no work beside itself.
+    /// Whether this turn has nothing to do beside its command.
     pub(crate) fn is_idle(&self) -> bool {
         self.now.is_empty() && self.sweep.is_none() && self.writers_to_check == 0
     }
@@ -163,8 +163,9 @@ impl Agenda {
         self.writers_to_check = 0;
     }
 
-    /// The turn has used its budget. The rest goes behind the jobs that the timer has already, so
-    /// that a lock with many jobs does not delay the others.
+    /// The turn stops: its budget is used, or its readings were out of date too often. The rest goes
+    /// behind the jobs that the timer has already, so that a lock with many jobs does not delay the
+    /// others.
     pub(crate) fn put_off(&mut self) {
         self.later.append(&mut self.now);
     }

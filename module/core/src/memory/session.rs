@@ -1,8 +1,8 @@
 //! Sessions: one for each client process, with the events that it has not fetched yet.
 //!
 //! A session lives as long as its session connection, which is the one that last called EVENTS for
-//! it. Waiters and holds belong to it. The events about them are kept until they are fetched, in
-//! order.
+//! it, and after that until the grace of its holds is over. Waiters and holds belong to it. The
+//! events about them are kept until they are fetched, in order.
 
 use crate::interface::effect::Grant;
 use crate::interface::error::CommandError;
@@ -308,8 +308,8 @@ impl Sessions {
             .ok_or(CommandError::NoSession)
     }
 
-    /// The session with this name, or none. A session of another user is refused: otherwise any user
-    /// could receive its grants and end its holds by knowing its name.
+    /// The session with this name, or none. A session of another user is refused: otherwise any
+    /// user could receive its grants and end its holds by knowing its name.
     fn find(&self, session: SessionRef<'_>) -> Result<Option<SessionId>, CommandError> {
         let Some(id) = self.names.get(session.name) else {
             return Ok(None);
