@@ -163,9 +163,9 @@ impl Agenda {
         self.writers_to_check = 0;
     }
 
-    /// The turn stops: its budget is used, or its readings were out of date too often. The rest goes
-    /// behind the jobs that the timer has already, so that a lock with many jobs does not delay the
-    /// others.
+    /// The turn stops: its budget is used, or its readings were out of date too often. The rest
+    /// goes behind the jobs that the timer has already, so that a lock with many jobs does not
+    /// delay the others.
     pub(crate) fn put_off(&mut self) {
         self.later.append(&mut self.now);
     }
