@@ -1,17 +1,17 @@
-//! The changes of a key in few bytes: what `RLOCK.APPLY` carries in place of plain commands.
+//! The changes of a key in few bytes, which `RLOCK.APPLY` carries in place of plain commands.
 //!
-//! A change is a list of steps, each of which is one plain command. A step is a byte that says what
-//! it is, and its values behind it:
+//! A change is a list of steps. Each step is one plain command, or one field of an `HSET` of
+//! several fields. A step begins with a byte for its kind, and its values follow:
 //!
-//! - a number: seven bits a byte, the lowest first, and the eighth bit says that more follow
-//! - a time: the milliseconds from the time of the last token in this change, which is in
-//!   microseconds, or from 1970 if there was none; as a number of which the last bit is the sign
-//! - a name: 0, the sixteen bytes of a UUID and a number, for `<uuid>:<number>`; 1 for the name
-//!   before it; else its length and 2, and its bytes
+//! - a number: seven bits in a byte, the lowest first; the eighth bit says that more bytes follow
+//! - a time: the milliseconds since the last token in this change, which is in microseconds, or
+//!   since 1970 if there was no token before; it is written as a number whose last bit is the sign
+//! - a name: 0, the sixteen bytes of a UUID and a number, for `<uuid>:<number>`; 1 for the same
+//!   name as before; else its length plus 2, and its bytes
 //!
-//! What cannot be written so is written in full, so everything comes back as it was. Any bytes are
-//! steps or they are none: nothing panics, and nothing grows with a number that is claimed in
-//! them.
+//! Values that do not fit into these forms are written in full, so every change is read as it was
+//! written. Any other bytes are refused: a reader never panics, and never allocates memory for a
+//! number that the bytes claim.
 
 use crate::interface::effect::{Field, Value, Write};
 use crate::interface::stored_permits::{Permits, PermitsHold};
@@ -21,16 +21,16 @@ use crate::values::number::{self, Text};
 use crate::values::token::Token;
 use std::borrow::Cow;
 
-/// One plain command, as it was read.
+/// One step, as it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step<'a> {
-    /// `HSET` of a field. If there is more, the next step is of the same command.
+    /// `HSET` of a field.
     Set {
-        /// Which.
+        /// The field.
         field: FieldName<'a>,
         /// Its value.
         value: FieldValue<'a>,
-        /// Whether the next step sets another field by the same command.
+        /// Whether the next step sets another field with the same command.
         more: bool,
     },
     /// `HDEL` of a field.
@@ -41,40 +41,40 @@ pub enum Step<'a> {
     Delete,
     /// `SET` of a reader's timeout key.
     SetTimeout {
-        /// Whose.
+        /// The reader.
         reader: Name<'a>,
-        /// The number of the key.
+        /// The number of the entry.
         number: i64,
         /// Its value.
         value: i64,
         /// When it expires, in milliseconds of the wall clock.
         at: i64,
     },
-    /// `DEL` of a reader's timeout key: whose, and its number.
+    /// `DEL` of the timeout key of this reader with this number.
     DeleteTimeout(Name<'a>, i64),
-    /// `SET` of the key of the limit of permits.
+    /// `SET` of the key that stores the limit of permits.
     SetLimit(i64),
     /// `DEL` of that key.
     DeleteLimit,
-    /// The unlock message.
+    /// `PUBLISH` or `SPUBLISH` of the unlock message, or both.
     Publish(Message),
 }
 
-/// A field, as it was read.
+/// The name of a field, as it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldName<'a> {
-    /// An owner's; or any other.
+    /// The field of an owner, or any other.
     Named(Name<'a>),
-    /// An owner's as the writer.
+    /// The field of an owner as the writer.
     Writer(Name<'a>),
-    /// That of the fencing token.
+    /// The field of the fencing token.
     Fence,
-    /// That which makes it a read-write lock, or permits.
+    /// The field that marks the hash as a read-write lock, or as permits.
     Mode,
 }
 
 impl FieldName<'_> {
-    /// Its name.
+    /// The field's name.
     pub fn bytes<'b>(&'b self, buffer: &'b mut NameBuffer) -> Cow<'b, [u8]> {
         match self {
             Self::Named(name) => Cow::Borrowed(name.bytes(buffer)),
@@ -85,19 +85,19 @@ impl FieldName<'_> {
     }
 }
 
-/// What is stored in a field.
+/// The value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldValue<'a> {
     /// A number, a token or a mode.
     Short(Value),
     /// An owner's permits.
     Permits(PermitsHold),
-    /// Anything else.
+    /// Any other value.
     Plain(&'a [u8]),
 }
 
 impl FieldValue<'_> {
-    /// Its bytes, put together in `buffer` where they have to be.
+    /// The value's bytes, formatted in `buffer` if necessary.
     pub fn bytes<'b>(&'b self, buffer: &'b mut Text<52>) -> &'b [u8] {
         match self {
             Self::Short(value) => *buffer = Text::empty().after_all(value.text().bytes()),
@@ -108,16 +108,16 @@ impl FieldValue<'_> {
     }
 }
 
-/// A name as it was read.
+/// A name, as it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Name<'a> {
-    /// As it is.
+    /// A name in full.
     InFull(&'a [u8]),
     /// `<uuid>:<number>`.
     OfUuid(&'a [u8; 16], i64),
 }
 
-/// Where a name is put together.
+/// A buffer in which a name is formatted.
 #[derive(Debug)]
 pub struct NameBuffer {
     bytes: [u8; UUID_LEN + 1 + 20],
@@ -131,7 +131,7 @@ impl Default for NameBuffer {
 }
 
 impl Name<'_> {
-    /// Its bytes.
+    /// The name's bytes, formatted in `buffer` if necessary.
     pub fn bytes<'b>(&'b self, buffer: &'b mut NameBuffer) -> &'b [u8] {
         let (uuid, number) = match self {
             Self::InFull(name) => return name,
@@ -161,15 +161,15 @@ impl Name<'_> {
 /// The unlock message of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// How the lock was held: plain, to read or to write.
+    /// The mode in which the lock was held: plain, read or write.
     pub held_as: Mode,
-    /// Whether it goes out by `PUBLISH`.
+    /// Whether it is sent with `PUBLISH`.
     pub classic: bool,
-    /// Whether it goes out by `SPUBLISH`.
+    /// Whether it is sent with `SPUBLISH`.
     pub sharded: bool,
 }
 
-/// What a step is. The lower five bits of its first byte.
+/// The kind of a step: the lower five bits of its first byte.
 mod kind {
     pub(super) const SET: u8 = 0;
     pub(super) const SET_WRITER: u8 = 1;
@@ -191,7 +191,7 @@ mod kind {
     pub(super) const PUBLISH_WRITE: u8 = 17;
 
     pub(super) const MASK: u8 = 0x1f;
-    /// Another field is set by the same command.
+    /// The next step sets another field with the same command.
     pub(super) const MORE: u8 = 0x80;
     pub(super) const CLASSIC: u8 = 0x20;
     pub(super) const SHARDED: u8 = 0x40;
@@ -199,7 +199,7 @@ mod kind {
 
 // --- Writing -------------------------------------------------------------------------------------
 
-/// Puts the changes of one key together.
+/// Writes the changes of one key.
 #[derive(Debug, Default)]
 pub struct ChangeWriter {
     bytes: Vec<u8>,
@@ -212,7 +212,7 @@ pub struct ChangeWriter {
 enum LastName {
     #[default]
     None,
-    /// In full, from here to there.
+    /// A name in full, from one index of the bytes to another.
     InFull(usize, usize),
     OfUuid([u8; 16], i64),
 }
@@ -227,19 +227,19 @@ impl ChangeWriter {
         }
     }
 
-    /// Begins with another change.
+    /// Begins another change.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.last_name = LastName::None;
         self.base_ms = 0;
     }
 
-    /// What was written.
+    /// The change that was written.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The memory, to be used again.
+    /// The memory, to be reused.
     pub fn into_memory(self) -> Vec<u8> {
         self.bytes
     }
@@ -294,7 +294,7 @@ impl ChangeWriter {
         }
     }
 
-    /// Adds the unlock message. None is sent of permits.
+    /// Adds the unlock message. Permits have none.
     pub fn publish(&mut self, message: Message) {
         let kind = match message.held_as {
             Mode::Plain => kind::PUBLISH,
@@ -350,7 +350,7 @@ impl ChangeWriter {
 
     fn time(&mut self, at_ms: i64) {
         let from_base = at_ms.wrapping_sub(self.base_ms);
-        // The sign goes into the lowest bit, so that small numbers are short in both directions.
+        // The sign goes into the lowest bit, so that numbers near 0 are short in both directions.
         self.number(from_base.wrapping_shl(1) ^ (from_base >> 63));
     }
 
@@ -400,7 +400,7 @@ impl ChangeWriter {
     }
 }
 
-/// The value of a timeout key or a limit: no mode is written there.
+/// The value of a timeout key or of a limit. A mode is never written there.
 fn as_number(value: Value) -> i64 {
     match value {
         Value::Number(number) => number,
@@ -411,10 +411,12 @@ fn as_number(value: Value) -> i64 {
 
 const NAME_OF_UUID: u8 = 0;
 const SAME_NAME: u8 = 1;
-/// A name of no bytes begins so, one of a byte with the next number.
+/// The first number of a name in full is its length plus this.
 const NAME_IN_FULL: u8 = 2;
 
-/// A token is in microseconds of the wall clock, or somewhat ahead. What is none says nothing.
+/// The base of the times that follow: the moment of a token, in milliseconds. A token is in
+/// microseconds of the wall clock, or somewhat ahead. A number that is too small for a token leaves
+/// the base as it is.
 fn base_of(token: i64, before: i64) -> i64 {
     if token > LEAST_TOKEN {
         token / 1000
@@ -423,14 +425,14 @@ fn base_of(token: i64, before: i64) -> i64 {
     }
 }
 
-/// No token is so small, nor is the `1` in a timeout key that Redisson wrote.
+/// Every token is larger. The `1` that Redisson writes into a timeout key is not.
 const LEAST_TOKEN: i64 = 1_000_000_000;
 
-/// How long a UUID is as text, and where its dashes are.
+/// The length of a UUID as text, and the places of its dashes.
 const UUID_LEN: usize = 36;
 const DASHES: [usize; 4] = [8, 13, 18, 23];
 
-/// A UUID in lower case, a colon, and a number in plain decimal.
+/// Parses a UUID in lower case, a colon, and a number in plain decimal.
 fn uuid_and_number(name: &[u8]) -> Option<([u8; 16], i64)> {
     let (text, rest) = name.split_at_checked(UUID_LEN)?;
     let [b':', digits @ ..] = rest else {
@@ -450,7 +452,7 @@ fn uuid_and_number(name: &[u8]) -> Option<([u8; 16], i64)> {
     (wrong == 0).then_some((uuid, number))
 }
 
-/// Where the digits of each byte are.
+/// The places of the two digits of each byte.
 const PLACES: [[usize; 2]; 16] = {
     let starts = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
     let (mut places, mut at) = ([[0, 1]; 16], 0);
@@ -462,7 +464,7 @@ const PLACES: [[usize; 2]; 16] = {
     places
 };
 
-/// The digit's value; of what is none in lower case, more than fifteen.
+/// The value of a hexadecimal digit in lower case; [`NO_DIGIT`] for any other byte.
 fn hex_digit(digit: u8) -> u8 {
     HEX_DIGITS
         .get(usize::from(digit))
@@ -491,7 +493,7 @@ const HEX: [u8; 16] = *b"0123456789abcdef";
 
 // --- Reading -------------------------------------------------------------------------------------
 
-/// The steps of a change, of which each was looked at.
+/// The steps of a change, all of them checked.
 #[derive(Clone, Debug)]
 pub struct Steps<'a> {
     rest: &'a [u8],
@@ -500,7 +502,7 @@ pub struct Steps<'a> {
 }
 
 impl<'a> Steps<'a> {
-    /// Reads a change of a key. None if these bytes are no change.
+    /// Reads a change of a key. None if these bytes are not a change.
     pub fn of(bytes: &'a [u8]) -> Option<Self> {
         let steps = Self {
             rest: bytes,
@@ -511,7 +513,7 @@ impl<'a> Steps<'a> {
         let mut more = bytes.is_empty();
         while !look.rest.is_empty() {
             let step = look.step()?;
-            // What follows a field of a command must be another of it.
+            // The step after a field with `MORE` must be another field.
             let is_field = matches!(step, Step::Set { .. });
             if more && !is_field {
                 return None;
@@ -576,7 +578,7 @@ impl<'a> Steps<'a> {
             kind::PUBLISH_WRITE => message(first, Mode::Write),
             _ => return None,
         };
-        // Of no other step has a bit a meaning.
+        // No other step has a meaning for these bits.
         let may_have = match step {
             Step::Set { .. } => kind::MORE,
             Step::Publish(_) => kind::CLASSIC | kind::SHARDED,
@@ -602,7 +604,7 @@ impl<'a> Steps<'a> {
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
             let bits = u64::from(byte & 0x7f);
-            // Of the tenth byte there is room for one bit.
+            // The tenth byte has room for one bit.
             if shift == 63 && bits > 1 {
                 return None;
             }

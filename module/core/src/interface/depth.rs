@@ -2,27 +2,28 @@
 
 /// How much of a read-write lock must be read for a decision.
 ///
-/// Of others a brief look tells whether one of them reads, with the key's end for theirs: it is
-/// over as soon as one is found. A whole look reads the leases of all of them.
+/// A brief look at the others only tells whether another owner reads, and takes the end of the key
+/// for the end of its lease. It stops at the first owner that it finds. A whole look reads the
+/// leases of all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadDepth {
-    /// What the owner itself has, as if nobody else were there: enough to tell whether it still
-    /// has it, and until when.
+    /// Only the owner's own hold, as if there were no others: enough to tell whether the owner
+    /// still has it, and until when.
     Own,
-    /// When the owner's own lease ends, and the others in brief.
+    /// The end of the owner's own lease, and a brief look at the others.
     Brief,
-    /// When the owner's own lease ends; and those of the others, but in brief if the owner has
-    /// nothing there, or the key outlives its own reading. Then the key ends with somebody else's
-    /// lease, and stays as it is or is prolonged: so among many readers each entry, release or
-    /// renewal need not look at all the others.
+    /// The end of the owner's own lease, and a whole look at the others. It is a brief one if the
+    /// owner has no hold there, or if the key outlives the owner's own read lease. In these cases
+    /// the key ends with another owner's lease, and its expiry stays or is prolonged. So among many
+    /// readers an entry, a release or a renewal need not look at all the others.
     WholeUnlessOutlived,
-    /// When the leases of the others and the owner's own end.
+    /// The end of the owner's own lease, and a whole look at the others.
     Whole,
 }
 
 impl ReadDepth {
-    /// Whether a look at the others is brief, where the owner has something there or has not, and
-    /// the key outlives its own reading or does not.
+    /// Whether the look at the others is brief. It depends on whether the owner has a hold there,
+    /// and on whether the key outlives the owner's own read lease.
     pub fn others_are_brief(self, has_own: bool, is_outlived: bool) -> bool {
         match self {
             Self::Own | Self::Brief => true,

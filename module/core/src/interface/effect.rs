@@ -1,8 +1,8 @@
-//! What a decision makes the driver do, in order: write keys, send the unlock message, tell those
-//! who wait.
+//! The effects of a decision, which the driver carries out in order: it writes keys, sends the
+//! unlock message, and replies to waiters.
 //!
-//! What is written are operations on keys. Fields, values and keys are named and formatted here and
-//! in [`crate::values::names`], and nowhere else.
+//! All writes are operations on keys. Fields, values and keys are named and formatted only here, in
+//! [`crate::values::names`], and in [`PermitsHold::text`].
 
 use crate::interface::error::CommandError;
 use crate::interface::stored_permits::PermitsHold;
@@ -15,50 +15,51 @@ use crate::values::token::Token;
 use std::borrow::Cow;
 use std::rc::Rc;
 
-/// One thing to do.
+/// One action of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Write a key of the lock at this place among those that were read.
+    /// Write a key of one of the locks that were read.
     Write {
-        /// The place; 0 is the first.
+        /// The lock's index; 0 is the first.
         lock: usize,
-        /// What is written.
+        /// The write.
         write: Write,
     },
-    /// Tell the subscribers of the unlock message of the lock at this place.
+    /// Send the unlock message of one of the locks that were read.
     Publish {
-        /// The place; 0 is the first.
+        /// The lock's index; 0 is the first.
         lock: usize,
-        /// How the lock was held.
+        /// The mode in which the lock was held.
         held_as: Mode,
     },
     /// Tell a blocked client that it holds the lock.
     Grant {
-        /// The client, which is out of the queue.
+        /// The client, which is not in the queue any more.
         client: usize,
-        /// Which lock; of several the first.
+        /// The lock; the first if there are several.
         lock: LockKey,
-        /// Whose it was; the driver needs it if the grant cannot be delivered.
+        /// The owner. The driver needs it if the grant cannot be delivered.
         owner: Rc<[u8]>,
-        /// Its hold count.
+        /// The hold count.
         count: i64,
-        /// What it was granted.
+        /// The grant.
         grant: Grant,
     },
-    /// Tell a blocked client that it left the queue with nothing.
+    /// Tell a blocked client that it left the queue without the lock.
     Dismiss {
-        /// The client, which is out of the queue.
+        /// The client, which is not in the queue any more.
         client: usize,
-        /// Why.
+        /// The reason.
         why: WaitOutcome,
     },
-    /// A client waits for its session's events: it has some, or has waited for long enough.
+    /// Wake a client that waits for its session's events: there are some, or it has waited long
+    /// enough.
     Wake(Listener),
-    /// Another client listens to the session now: this one is told so.
+    /// Tell a client that listened to a session that another client listens to it now.
     TakenOver {
         /// The client that listened.
         listener: Listener,
-        /// The number of the other's connection.
+        /// The client id of the other connection.
         by: u64,
     },
     /// Write a line into the server's log.
@@ -85,34 +86,34 @@ pub enum Write {
     Delete,
     /// `SET` of a timeout key, with an expiry in milliseconds of the wall clock.
     SetTimeout(TimeoutKey, Value, i64),
-    /// `DEL` of a timeout key, if it is there.
+    /// `DEL` of a timeout key, if the key exists.
     DeleteTimeout(TimeoutKey),
-    /// `HSET` of an owner's permits, and of the `mode` field before if these are the first. (Not
-    /// with [`Write::Set`]: its values are short, and every decision carries some.)
+    /// `HSET` of an owner's permits, and of the `mode` field before if these are the first. It is
+    /// not part of [`Write::Set`], whose values are short because every decision carries some.
     SetPermits(Holder, PermitsHold, bool),
-    /// `SET` of the key of the limit of permits.
+    /// `SET` of the key that stores the limit of permits.
     SetLimit(Value),
-    /// `DEL` of that key, if it is there.
+    /// `DEL` of that key, if the key exists.
     DeleteLimit,
 }
 
 /// A field of a lock's hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Field {
-    /// An owner's: of a plain lock, as a reader, or of permits.
+    /// The field of an owner: of a plain lock, as a reader, or of permits.
     Owner(Holder),
-    /// An owner's as the writer.
+    /// The field of an owner as the writer.
     Writer(Holder),
-    /// That of the fencing token.
+    /// The field of the fencing token.
     Fence,
-    /// That which makes it a read-write lock, or permits.
+    /// The field that marks the hash as a read-write lock, or as permits.
     Mode,
-    /// One that was found there.
+    /// A field with this name, which was found in the hash.
     Named(Rc<[u8]>),
 }
 
 impl Field {
-    /// Its name; `caller` is the owner for whom the lock was read.
+    /// The field's name. `caller` is the owner that the lock was read for.
     pub fn name<'a>(&'a self, caller: &'a [u8]) -> Cow<'a, [u8]> {
         match self {
             Self::Owner(holder) => Cow::Borrowed(holder.name(caller)),
@@ -127,27 +128,27 @@ impl Field {
 /// A timeout key of a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimeoutKey {
-    /// Whose.
+    /// The reader.
     pub reader: Holder,
-    /// The number of the entry, from 1 on.
+    /// The number of the entry, from 1.
     pub number: i64,
 }
 
 impl TimeoutKey {
-    /// Its name, for the lock of this name.
+    /// The key's name for the lock of this name.
     pub fn name(&self, lock: &[u8], caller: &[u8]) -> Vec<u8> {
         names::timeout_key(lock, self.reader.name(caller), self.number)
     }
 }
 
-/// What is written into a field or a timeout key.
+/// The value of a field or of a timeout key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
     /// A hold count, or the value of a timeout key.
     Number(i64),
-    /// A fencing token, as the field for it has it.
+    /// A fencing token, in the format of its field.
     Fence(Token),
-    /// How the lock is held: [`Mode::Read`], [`Mode::Write`] or [`Mode::Permits`].
+    /// The mode in which the lock is held: [`Mode::Read`], [`Mode::Write`] or [`Mode::Permits`].
     Mode(Mode),
 }
 
@@ -164,12 +165,12 @@ impl Value {
     }
 }
 
-/// Whose hold is written.
+/// The owner of the hold that is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
-    /// The owner for whom the lock was read: the caller, or the first in the queue.
+    /// The owner that the lock was read for: the caller, or the first in the queue.
     Caller,
-    /// Another: a waiter that is granted, or an owner found in the hash.
+    /// Another owner: a waiter that is granted, or an owner found in the hash.
     Other(Rc<[u8]>),
 }
 
@@ -183,24 +184,24 @@ impl Holder {
     }
 }
 
-/// What a waiter was granted: what must be given back if word of it cannot be delivered.
+/// The grant to a waiter. It must be given back if it cannot be delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The token that the waiter is told.
     pub token: Token,
-    /// How the lock is held.
+    /// The mode in which the lock is held.
     pub mode: Mode,
-    /// Of a wait for several locks at once, each with the token of its hold; none of one for one.
+    /// For a multi-wait, each lock with the token of its hold; none for a wait for one lock.
     pub several: Option<Rc<[(LockKey, Token)]>>,
 }
 
 impl Grant {
-    /// The owner was told that it holds this lock, perhaps with the hold count: this part of the
-    /// grant must not be given back any more. Returns true if no part is left to be given back, and
-    /// none if the owner cannot know of the grant by this.
+    /// The owner was told that it holds this lock, and the hold count if `knows_count`. This part
+    /// of the grant must not be given back any more. Returns true if no part is left to be given
+    /// back, and none if the reply did not tell the owner of this grant.
     ///
-    /// Of several locks it may have held some before. For these only the hold count tells it that
-    /// it holds them once more.
+    /// The owner of a multi-wait may have held some of the locks before. Their tokens stay the
+    /// same, so only the hold count tells the owner that it holds them once more.
     pub fn confirm(
         &mut self,
         told_under: &LockKey,
@@ -223,14 +224,14 @@ impl Grant {
     }
 }
 
-/// Why a waiter leaves with nothing.
+/// Why a waiter leaves without the lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitOutcome {
-    /// It did not get the lock; the present lease has so many milliseconds left.
+    /// It did not get the lock in time.
     NotAcquired {
-        /// As in [`crate::Stored::ttl_ms`].
+        /// The rest of the present lease, as in [`crate::Stored::ttl_ms`].
         ttl_ms: i64,
     },
-    /// It never can.
+    /// It can never get the lock.
     Refused(CommandError),
 }

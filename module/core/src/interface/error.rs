@@ -1,4 +1,4 @@
-//! Every refusal that a client can see, in one table.
+//! All refusals that a client can get, in one table.
 
 use crate::values::circle::Circle;
 use crate::values::limits::{
@@ -11,27 +11,27 @@ use crate::values::word::Word;
 use std::fmt;
 use std::rc::Rc;
 
-/// Why a command was refused. Nothing was changed.
+/// The reason for which a command was refused. It has changed nothing.
 ///
-/// `Display` is the text that the client gets: a code word, then the argument and its bounds.
+/// `Display` gives the text for the client: a code word, then the argument and its bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CommandError {
     /// Too few or too many arguments; the server has a text of its own for this.
     WrongArity,
-    /// A word that is no option of the command.
+    /// A word that is not an option of the command.
     UnknownOption(Word),
     /// An option given twice.
     RepeatedOption(Word),
     /// An option without the value that must follow it.
     MissingValue(Word),
-    /// A lease that is no integer within the bounds.
+    /// A lease that is not an integer within the bounds.
     Lease,
-    /// A wait that is no integer within the bounds.
+    /// A wait that is not an integer within the bounds.
     Wait,
-    /// A token that is no integer within the bounds.
+    /// A token that is not an integer within the bounds.
     Token,
-    /// COUNT that is no integer within the bounds.
+    /// COUNT that is not an integer within the bounds.
     ListCount,
     /// MATCH with too long a pattern.
     MatchLength,
@@ -39,94 +39,94 @@ pub enum CommandError {
     OwnerLength,
     /// An owner named like one of the lock's own fields.
     OwnerReserved,
-    /// READ or WRITE for an owner whose name ends as a writer's field does.
+    /// READ or WRITE for an owner whose name ends like a writer's field.
     OwnerOfWriter,
     /// READ and WRITE in one command.
     ReadAndWrite,
-    /// PERMITS that is no integer within the bounds.
+    /// PERMITS that is not an integer within the bounds.
     Permits,
-    /// OF that is no integer within the bounds.
+    /// OF that is not an integer within the bounds.
     Limit,
-    /// A limit to be set that is no integer within the bounds.
+    /// A limit to be set that is not an integer within the bounds.
     LimitToSet,
     /// PERMITS together with READ or WRITE.
     PermitsAndMode,
     /// OF without PERMITS.
     LimitWithoutPermits,
-    /// More permits than the limit that counts: this one.
+    /// More permits than the limit, which is this number.
     PermitsOverLimit(i64),
-    /// More permits given back than are held: so many.
+    /// More permits given back than the owner holds, which is this number.
     PermitsNotHeld(i64),
-    /// Permits for an owner who holds some.
+    /// Permits for an owner that holds some already.
     Held,
     /// Permits without a limit: the caller named none, and none is set.
     NoLimit,
-    /// A limit for a name whose limit's key would be another node's.
+    /// A limit for a name whose limit key would belong to another node.
     LimitInOtherSlot,
-    /// Permits while the key's slot is on its way to another node.
+    /// Permits while the key's slot moves to another node.
     LimitOnItsWay,
-    /// READ on a name whose timeout keys would be another node's.
+    /// READ on a name whose timeout keys would belong to another node.
     TimeoutsInOtherSlot,
-    /// READ or WRITE while the key's slot is on its way to another node.
+    /// READ or WRITE while the key's slot moves to another node.
     SlotOnItsWay,
-    /// A number of keys that is out of bounds, or more than follow.
+    /// A number of keys that is out of bounds, or fewer keys than this number.
     KeyCount,
     /// An empty or too long session.
     SessionLength,
-    /// A grace that is no integer within the bounds.
+    /// A grace that is not an integer within the bounds.
     Grace,
     /// BLOCK and QUEUE in one command.
     BlockAndQueue,
-    /// QUEUE without a session to be told through.
+    /// QUEUE without the session that would get the event.
     QueueWithoutSession,
-    /// WANTED without a session to be told through.
+    /// WANTED without the session that would get the event.
     WantedWithoutSession,
-    /// A session that nobody listens to.
+    /// A session without a connection that listens to it.
     NoSession,
     /// A session that another ACL user began.
     SessionOfAnother,
     /// There are as many sessions as `rlock.max-sessions` allows.
     TooManySessions(u32),
-    /// A session would begin while the server refuses whatever needs memory.
+    /// A new session while the server refuses every command that needs memory.
     OutOfMemory,
-    /// The connection with this number listens to the session now; 0 if that has gone again.
+    /// The connection with this client id listens to the session now; 0 if it has closed again.
     TakenOver(u64),
-    /// EVENTS from where there is no connection to live by.
+    /// EVENTS from a caller that has no connection of its own.
     NoSessionConnection,
-    /// EVENTS that is to wait on a connection that the server does not block.
+    /// EVENTS with BLOCK on a connection that the server does not block.
     CannotBlock,
-    /// A wait that could never end: the owners that would wait for each other.
+    /// A wait that could never end, with the owners that would wait for each other.
     Deadlock(Circle),
-    /// A wait behind so many owners that wait for others that no search can tell whether it could
-    /// end.
+    /// A wait behind too many owners that wait for others: the deadlock search cannot tell whether
+    /// it could end.
     ChainTooLong,
-    /// GUARD without a command to be run.
+    /// GUARD without a command.
     NoCall,
     /// APPLY that came neither from a primary nor from the append-only file.
     NotReplayed,
-    /// APPLY of what is no change.
+    /// APPLY of bytes that are not a change.
     NoChange,
     /// A command that GUARD does not run.
     NotGuarded(Word, NotGuarded),
-    /// GUARD by an owner who does not hold the lock: the token of the present hold.
+    /// GUARD by an owner that does not hold the lock, with the token of the present hold.
     NotHeld(Option<Token>),
     /// A second wait of an owner for the same lock.
     Waiting,
-    /// Other modules change the lock again and again while the command looks at it.
+    /// Other modules change the lock each time while the command reads it.
     Unsettled,
-    /// The server became a replica, where nobody waits.
+    /// The server became a replica, which has no waiters.
     Unblocked,
-    /// A re-entry past the largest hold count.
+    /// A re-entry above the largest hold count.
     HoldCountOverflow,
-    /// The owner's field holds something that is no hold count.
+    /// The value of the owner's field is not a hold count.
     HoldCountMalformed,
     /// The queue is as long as `rlock.max-waiters-per-lock` allows.
     TooManyWaiters(u32),
     /// The key holds another type.
     WrongType,
-    /// A command for one kind of lock on another.
+    /// A command for one kind of lock on a lock of another kind.
     WrongKind {
-        /// The kind that is there.
+        /// The kind of the lock.
         held: Kind,
         /// The kind that the command is for.
         asked: Kind,
@@ -135,9 +135,9 @@ pub enum CommandError {
     Moved {
         /// The slot.
         slot: u16,
-        /// The node, as `host:port`: for a client that does not speak TLS.
+        /// The node as `host:port`, for a client without TLS.
         address: Rc<str>,
-        /// The same for one that does.
+        /// The node as `host:port`, for a client with TLS.
         tls_address: Rc<str>,
     },
 }
@@ -326,7 +326,7 @@ impl fmt::Display for CommandError {
 impl std::error::Error for CommandError {}
 
 impl CommandError {
-    /// The text for a client that speaks TLS, which is sent to another port.
+    /// The text for a client with TLS: a redirect names another port for it.
     pub fn over_tls(&self) -> String {
         match self {
             Self::Moved {
@@ -337,18 +337,18 @@ impl CommandError {
     }
 }
 
-/// Why a command cannot be guarded.
+/// The reason for which a command cannot be guarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotGuarded {
-    /// The server knows none of this name.
+    /// The server knows no command of this name.
     Unknown,
-    /// It is one of ours.
+    /// It is one of our commands.
     Own,
     /// It runs a script.
     Script,
     /// The server does not let scripts run it.
     NotFromScripts,
-    /// It is another module's.
+    /// It belongs to another module.
     OfModule,
     /// It is about the server, a connection or replicas, and not about keys.
     NotAboutKeys,

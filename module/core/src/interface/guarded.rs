@@ -1,26 +1,26 @@
-//! Which commands of the server may be run by a module that has looked at a lock before.
+//! Which commands of the server RLOCK.GUARD may run after it has checked a lock.
 //!
-//! What the server tells of a command decides, and not a list of names: so a command that a later
-//! server brings is judged like the others. Four things must never be run, since they would stop a
-//! server, or leave its client without a reply; each was seen:
+//! The server's own description of a command decides, apart from a few names below. So a command of
+//! a later server version is judged like the others. Four kinds of command must never be run,
+//! because they would stop the server, or leave its client without a reply. Each of these was seen:
 //!
 //! - a script whose client disconnects while it runs
 //! - `WAIT` and `WAITAOF`
-//! - what blocks a client without asking whether it may, as commands of modules do
-//! - a command of ours, within which another could be, and so on
+//! - a command that blocks its client without asking whether it may, as commands of modules do
+//! - a command of ours: another one could be nested in it, and so on
 
 use crate::interface::error::{CommandError, NotGuarded};
 use crate::values::names::OWN_PREFIX;
 use crate::values::word::Word;
 
-/// What the server tells of a command: `COMMAND INFO`.
+/// The server's description of a command, from `COMMAND INFO`.
 #[allow(
     clippy::struct_excessive_bools,
     reason = "the flags of a command, as the server tells them"
 )]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommandTraits {
-    /// What it is called, in lower case: also if it was renamed.
+    /// Its original name in lower case, even if it was renamed.
     pub name: Box<[u8]>,
     /// It reads keys.
     pub reads: bool,
@@ -30,26 +30,26 @@ pub struct CommandTraits {
     pub no_script: bool,
     /// It is for operators.
     pub admin: bool,
-    /// A module brought it.
+    /// It belongs to a module.
     pub of_module: bool,
-    /// Its first argument names one of several commands, each with traits of its own.
+    /// Its first argument names one of several commands, and each of these has its own traits.
     pub is_container: bool,
 }
 
-/// How a command that may be guarded is to be run.
+/// How to run a command that may be guarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guarded {
     /// As it is.
     Any,
-    /// Its first argument says which command it is.
+    /// Its first argument says which command it is: that one must be judged.
     Container,
-    /// As it is, but if it has so many words, its name included, and its first key is of another
-    /// type than a string, then it is to be refused: Valkey 8.1 and newer answer a module nothing
-    /// at all then.
+    /// As it is, unless it has this many words (its name included) and its first key holds another
+    /// type than a string. Then it must be refused: Valkey 8.1 and newer send a module no reply at
+    /// all in this case.
     OfString(usize),
 }
 
-/// Run scripts, by their names.
+/// The commands that run scripts.
 const SCRIPTS: [&[u8]; 6] = [
     b"eval",
     b"eval_ro",
@@ -59,14 +59,14 @@ const SCRIPTS: [&[u8]; 6] = [
     b"fcall_ro",
 ];
 
-/// About no keys, and harmless.
+/// Harmless commands that are not about keys.
 const HARMLESS: [&[u8]; 5] = [b"echo", b"ping", b"publish", b"spublish", b"time"];
 
 impl CommandTraits {
     /// Whether the command may be guarded, and how.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for which it cannot be guarded.
     pub fn guarded(&self) -> Result<Guarded, NotGuarded> {
         if is_own(&self.name) {
             return Err(NotGuarded::Own);
@@ -77,7 +77,7 @@ impl CommandTraits {
         if self.of_module {
             return Err(NotGuarded::OfModule);
         }
-        // Of a container its commands say whether they may.
+        // A container's commands are judged one by one.
         if self.is_container {
             return Ok(Guarded::Container);
         }
@@ -98,13 +98,13 @@ impl CommandTraits {
     }
 }
 
-/// Whether that is the name of a command of ours, in whatever case.
+/// Whether this is the name of one of our commands, in upper or lower case.
 pub fn is_own(name: &[u8]) -> bool {
     name.get(..OWN_PREFIX.len())
         .is_some_and(|start| start.eq_ignore_ascii_case(OWN_PREFIX))
 }
 
-/// That this command cannot be guarded.
+/// The refusal of a command that cannot be guarded.
 pub fn refusal(command: &[u8], why: NotGuarded) -> CommandError {
     CommandError::NotGuarded(Word::new(command), why)
 }

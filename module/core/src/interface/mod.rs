@@ -1,4 +1,4 @@
-//! The interface of the core: requests and stored values come in; tasks, effects and refusals go
+//! The interface of the core: requests and stored values go in; tasks, effects and refusals come
 //! out.
 
 pub mod change;

@@ -1,4 +1,4 @@
-//! From bytes to checked values. Arguments are whatever a client sends: any bytes, any length.
+//! From bytes to checked values. A client can send any bytes of any length as arguments.
 
 use crate::interface::error::CommandError;
 use crate::interface::stored_permits::Permits;
@@ -11,7 +11,7 @@ use crate::values::time::{Lease, Wait};
 use crate::values::token::Token;
 use crate::values::word::Word;
 
-/// The arguments of a command, read from left to right.
+/// The arguments of a command, parsed from left to right.
 pub(crate) struct Arguments<I>(I);
 
 impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
@@ -21,31 +21,31 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
 
     /// The next required argument.
     pub(crate) fn next(&mut self) -> Result<&'a [u8], CommandError> {
-        // Not with `ok_or`: each argument would make a refusal, and drop it.
+        // Not with `ok_or`: it would build an error and drop it again for each argument.
         match self.0.next() {
             Some(arg) => Ok(arg),
             None => Err(CommandError::WrongArity),
         }
     }
 
-    /// The next option's word, if there is one.
+    /// The word of the next option; none if there are no more arguments.
     pub(crate) fn option(&mut self) -> Option<&'a [u8]> {
         self.0.next()
     }
 
-    /// The value that must follow an option's word.
+    /// The value that must follow the word of an option.
     pub(crate) fn value(&mut self, word: &[u8]) -> Result<&'a [u8], CommandError> {
         self.0
             .next()
             .ok_or_else(|| CommandError::MissingValue(Word::new(word)))
     }
 
-    /// No option may follow.
+    /// Refuses any further option.
     pub(crate) fn no_option(mut self) -> Result<(), CommandError> {
         self.0.next().map_or(Ok(()), |word| Err(unknown(word)))
     }
 
-    /// Nothing may be left.
+    /// Refuses any further argument.
     pub(crate) fn finish(mut self) -> Result<(), CommandError> {
         self.0
             .next()
@@ -53,7 +53,7 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
     }
 }
 
-/// An option that may be given once.
+/// An option that may be given only once.
 pub(crate) struct Once<T>(Option<T>);
 
 impl<T> Once<T> {
@@ -61,7 +61,7 @@ impl<T> Once<T> {
         Self(None)
     }
 
-    /// Takes the option's value; a second time is an error, whatever the value.
+    /// Stores the option's value. A second time is an error, whatever the value.
     pub(crate) fn set(
         &mut self,
         word: &[u8],
@@ -171,7 +171,7 @@ pub(crate) fn list_count(bytes: &[u8]) -> Result<usize, CommandError> {
         .ok_or(CommandError::ListCount)
 }
 
-/// The bound keeps small what a command costs that holds it against every name.
+/// A command matches the pattern with every name, so its length is bounded.
 pub(crate) fn pattern(bytes: &[u8]) -> Result<&[u8], CommandError> {
     if bytes.len() > MATCH_LEN_MAX {
         return Err(CommandError::MatchLength);

@@ -1,4 +1,4 @@
-//! Commands already parsed and checked: whoever holds one of these need not check again.
+//! Commands that are parsed and checked: code that has one of these need not check it again.
 //!
 //! Each has a `parse` that takes the arguments after the command's name.
 
@@ -19,21 +19,21 @@ use std::collections::BTreeSet;
 pub struct Acquire<'a> {
     /// The lock's name.
     pub key: &'a [u8],
-    /// Who asks.
+    /// The owner that asks.
     pub owner: &'a [u8],
-    /// How long the hold is to last.
+    /// The lease of the hold.
     pub lease: Lease,
-    /// How the lock is to be held.
+    /// The mode in which the owner wants the lock.
     pub mode: Mode,
-    /// With [`Mode::Permits`], how many.
+    /// With [`Mode::Permits`], how many permits.
     pub asked: Option<PermitsRequest>,
-    /// Whether and how to wait, if it cannot be had now.
+    /// Whether and how to wait if the lock is not free.
     pub wait_mode: WaitMode,
-    /// The session that the hold is to belong to.
+    /// The session that the hold will belong to.
     pub session: Option<SessionRef<'a>>,
-    /// Tell the session once when somebody waits whom the hold keeps out.
+    /// Tell the session once when the hold keeps another owner out.
     pub wanted: bool,
-    /// Do not count again what this owner already holds or waits for.
+    /// Do not count a hold or a wait of this owner a second time.
     pub once: bool,
 }
 
@@ -42,9 +42,9 @@ pub struct Acquire<'a> {
 pub enum WaitMode {
     /// Not at all.
     None,
-    /// Blocked on the connection, for so long.
+    /// Blocked on the connection, for this long.
     Block(Wait),
-    /// In the queue for the session, for so long.
+    /// In the queue for the session, for this long.
     Queue(Wait),
 }
 
@@ -52,7 +52,7 @@ impl<'a> Acquire<'a> {
     /// Reads the arguments.
     ///
     /// # Errors
-    /// The first argument that is out of bounds, and the first word that is no option.
+    /// The first argument that is out of bounds, and the first word that is not an option.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
@@ -92,7 +92,7 @@ impl<'a> Acquire<'a> {
     }
 }
 
-/// PERMITS and OF. No more can be asked for than the limit that is named.
+/// PERMITS and OF. A request cannot be larger than the limit that it names.
 fn asked(
     permits: Option<Permits>,
     limit: Option<Permits>,
@@ -106,7 +106,7 @@ fn asked(
     }
 }
 
-/// READ, WRITE or PERMITS, one of them, once.
+/// READ, WRITE or PERMITS: only one of them, and only once.
 struct ModeOption(Option<Mode>);
 
 impl ModeOption {
@@ -114,7 +114,7 @@ impl ModeOption {
         Self(None)
     }
 
-    /// Takes the word in. False if it is another one.
+    /// Stores the mode if the word names one. Otherwise returns false.
     fn set(&mut self, word: &[u8]) -> Result<bool, CommandError> {
         let mode = if word.eq_ignore_ascii_case(b"READ") {
             Mode::Read
@@ -126,7 +126,7 @@ impl ModeOption {
         self.add(mode, word).map(|()| true)
     }
 
-    /// The same, where PERMITS names the kind and no number follows it.
+    /// The same for commands in which PERMITS names only the kind, without a number.
     fn set_without_number(&mut self, word: &[u8]) -> Result<bool, CommandError> {
         if word.eq_ignore_ascii_case(b"PERMITS") {
             return self.add(Mode::Permits, word).map(|()| true);
@@ -166,7 +166,8 @@ struct AcquireOptions<'a> {
 }
 
 impl<'a> AcquireOptions<'a> {
-    /// `other` takes in a word that is none of these options, or says that it is none at all.
+    /// `other` handles a word that is none of these options. It returns false if the word is not an
+    /// option at all.
     fn parse<I: Iterator<Item = &'a [u8]>>(
         mut args: Arguments<I>,
         mut other: impl FnMut(&'a [u8], &mut Arguments<I>) -> Result<bool, CommandError>,
@@ -207,7 +208,7 @@ impl<'a> AcquireOptions<'a> {
     }
 }
 
-/// WANTED, which needs a session that is told.
+/// WANTED. It needs a session that can be told.
 fn wanted_for(session: Option<SessionRef<'_>>, wanted: &Once<()>) -> Result<bool, CommandError> {
     match (wanted.is_set(), session) {
         (true, None) => Err(CommandError::WantedWithoutSession),
@@ -220,15 +221,15 @@ fn wanted_for(session: Option<SessionRef<'_>>, wanted: &Once<()>) -> Result<bool
 pub struct Release<'a> {
     /// The lock's name.
     pub key: &'a [u8],
-    /// Who gives it back.
+    /// The owner that gives it back.
     pub owner: &'a [u8],
-    /// How the owner holds it.
+    /// The mode in which the owner holds it.
     pub mode: Mode,
-    /// With [`Mode::Permits`], how many are given back; none is all.
+    /// With [`Mode::Permits`], how many are given back; none is all of them.
     pub permits: Option<Permits>,
-    /// Only the hold that has this token.
+    /// Only a hold with this token.
     pub token: Option<Token>,
-    /// With holds left, start the lease anew.
+    /// If holds are left, begin the lease anew.
     pub lease: Option<Lease>,
 }
 
@@ -236,7 +237,7 @@ impl<'a> Release<'a> {
     /// Reads the arguments.
     ///
     /// # Errors
-    /// The first argument that is out of bounds, and the first word that is no option.
+    /// The first argument that is out of bounds, and the first word that is not an option.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
@@ -272,17 +273,17 @@ impl<'a> Release<'a> {
 pub struct Renew<'a> {
     /// The lock's name.
     pub key: &'a [u8],
-    /// Who holds it.
+    /// The owner that holds it.
     pub owner: &'a [u8],
-    /// The lease that starts anew.
+    /// The new lease, from now on.
     pub lease: Lease,
-    /// How the owner holds it.
+    /// The mode in which the owner holds it.
     pub mode: Mode,
-    /// Only the hold that has this token.
+    /// Only a hold with this token.
     pub token: Option<Token>,
-    /// The session that the hold is to belong to from now on.
+    /// The session that the hold will belong to from now on.
     pub session: Option<SessionRef<'a>>,
-    /// Tell the session once when somebody waits whom the hold keeps out.
+    /// Tell the session once when the hold keeps another owner out.
     pub wanted: bool,
 }
 
@@ -290,7 +291,7 @@ impl<'a> Renew<'a> {
     /// Reads the arguments.
     ///
     /// # Errors
-    /// The first argument that is out of bounds, and the first word that is no option.
+    /// The first argument that is out of bounds, and the first word that is not an option.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
@@ -328,24 +329,25 @@ impl<'a> Renew<'a> {
 pub struct Guard<'a> {
     /// The lock's name.
     pub key: &'a [u8],
-    /// Who must hold it.
+    /// The owner that must hold it.
     pub owner: &'a [u8],
-    /// How.
+    /// The mode in which the owner must hold it.
     pub mode: Mode,
-    /// Only with the hold that has this token.
+    /// Only with a hold that has this token.
     pub token: Option<Token>,
-    /// The name of the command to be run.
+    /// The name of the command to run.
     pub command: &'a [u8],
-    /// Its place among the command's arguments, where the command's own name has 0.
+    /// The index of that name among the words of this command, whose own name has index 0.
     pub place: usize,
 }
 
 impl<'a> Guard<'a> {
-    /// Reads the arguments up to the name of the command to be run; what follows belongs to that.
+    /// Reads the arguments up to the name of the command to run. The rest are arguments of that
+    /// command.
     ///
     /// # Errors
-    /// The first argument that is out of bounds, the first word that is no option, or that there
-    /// is nothing to be run.
+    /// The first argument that is out of bounds, the first word that is not an option, or a missing
+    /// command.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
@@ -376,10 +378,10 @@ impl<'a> Guard<'a> {
     }
 }
 
-/// A key among several, once even if it was named more than once.
+/// One of several keys. A key that was named more than once is there once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedKey<'a> {
-    /// Its place among the command's arguments, where the command's name has 0.
+    /// Its index among the words of the command, whose name has index 0.
     pub place: usize,
     /// The lock's name.
     pub name: &'a [u8],
@@ -389,19 +391,19 @@ pub struct NamedKey<'a> {
 /// [SESSION session] [WANTED] [ONCE]`
 #[derive(Clone, Debug)]
 pub struct MultiAcquire<'a> {
-    /// Who asks.
+    /// The owner that asks.
     pub owner: &'a [u8],
-    /// How long the holds are to last.
+    /// The lease of the holds.
     pub lease: Lease,
     /// The locks, in the order in which they were named.
     pub keys: Vec<NamedKey<'a>>,
-    /// Whether and how to wait, if they cannot be had now.
+    /// Whether and how to wait if not all locks are free.
     pub wait_mode: WaitMode,
-    /// The session that the holds are to belong to.
+    /// The session that the holds will belong to.
     pub session: Option<SessionRef<'a>>,
-    /// Tell the session once of each hold when somebody waits whom it keeps out.
+    /// Tell the session once for each hold that keeps another owner out.
     pub wanted: bool,
-    /// Do not count again what this owner already holds or waits for.
+    /// Do not count a hold or a wait of this owner a second time.
     pub once: bool,
 }
 
@@ -409,7 +411,7 @@ impl<'a> MultiAcquire<'a> {
     /// Reads the arguments.
     ///
     /// # Errors
-    /// The first argument that is out of bounds, and the first word that is no option.
+    /// The first argument that is out of bounds, and the first word that is not an option.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let owner = owner(args.next()?)?;
@@ -442,7 +444,7 @@ impl<'a> MultiAcquire<'a> {
 /// `RLOCK.MRELEASE owner numkeys key [key ...]`
 #[derive(Clone, Debug)]
 pub struct MultiRelease<'a> {
-    /// Who gives them back.
+    /// The owner that gives them back.
     pub owner: &'a [u8],
     /// The locks, in the order in which they were named.
     pub keys: Vec<NamedKey<'a>>,
@@ -465,13 +467,13 @@ impl<'a> MultiRelease<'a> {
 /// `RLOCK.MRENEW owner lease-ms numkeys key [key ...] [SESSION session]`
 #[derive(Clone, Debug)]
 pub struct MultiRenew<'a> {
-    /// Who holds them.
+    /// The owner that holds them.
     pub owner: &'a [u8],
-    /// The lease that starts anew.
+    /// The new lease, from now on.
     pub lease: Lease,
     /// The locks, in the order in which they were named.
     pub keys: Vec<NamedKey<'a>>,
-    /// The session that the holds are to belong to from now on.
+    /// The session that the holds will belong to from now on.
     pub session: Option<SessionRef<'a>>,
 }
 
@@ -479,7 +481,7 @@ impl<'a> MultiRenew<'a> {
     /// Reads the arguments.
     ///
     /// # Errors
-    /// The first argument that is out of bounds, and the first word that is no option.
+    /// The first argument that is out of bounds, and the first word that is not an option.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let owner = owner(args.next()?)?;
@@ -502,8 +504,8 @@ impl<'a> MultiRenew<'a> {
     }
 }
 
-/// Which words of a command are keys: those after the argument at this place, which says how many.
-/// None if they are not so many as it says. The command's name has place 0 and is not among `args`.
+/// Which words of a command are keys: the argument at index `place` says how many follow it. None
+/// if fewer follow. The command's name has index 0 and is not among `args`.
 pub fn key_places<'a>(
     args: impl Iterator<Item = &'a [u8]>,
     place: usize,
@@ -514,7 +516,7 @@ pub fn key_places<'a>(
     (args.take(count).count() == count).then(|| (first..).take(count))
 }
 
-/// numkeys and the keys, the first of which has this place; each once.
+/// Parses numkeys and the keys; the first key has the index `first`. Each key is returned once.
 fn keys<'a, I: Iterator<Item = &'a [u8]>>(
     args: &mut Arguments<I>,
     first: usize,
@@ -536,7 +538,7 @@ fn keys<'a, I: Iterator<Item = &'a [u8]>>(
 pub struct Cancel<'a> {
     /// The lock's name.
     pub key: &'a [u8],
-    /// Whose waiter leaves.
+    /// The owner whose waiter leaves the queue.
     pub owner: &'a [u8],
 }
 
@@ -559,9 +561,10 @@ impl<'a> Cancel<'a> {
 /// `RLOCK.LIMIT key limit`
 #[derive(Clone, Copy, Debug)]
 pub struct Limit<'a> {
-    /// The name of the permits.
+    /// The key of the permits.
     pub key: &'a [u8],
-    /// How many may be out from now on; none is as many as each caller says.
+    /// How many permits may be held from now on. None removes the limit: then the limit that each
+    /// caller names counts.
     pub limit: Option<Permits>,
 }
 
@@ -606,7 +609,7 @@ impl<'a> KeyOnly<'a> {
 pub struct List<'a> {
     /// Only names that match this glob-style pattern.
     pub pattern: Option<&'a [u8]>,
-    /// At most so many.
+    /// At most this many.
     pub count: Option<usize>,
 }
 
@@ -614,7 +617,7 @@ impl<'a> List<'a> {
     /// Reads the arguments.
     ///
     /// # Errors
-    /// The first argument that is out of bounds, and the first word that is no option.
+    /// The first argument that is out of bounds, and the first word that is not an option.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (mut pattern, mut count) = (Once::new(), Once::new());
@@ -637,9 +640,9 @@ impl<'a> List<'a> {
 /// `RLOCK.LOG [MATCH pattern] [COUNT n] | RESET`
 #[derive(Clone, Copy, Debug)]
 pub enum Log<'a> {
-    /// Tell the entries.
+    /// Return the entries.
     Entries(List<'a>),
-    /// Forget them.
+    /// Forget the entries.
     Reset,
 }
 
@@ -647,7 +650,7 @@ impl<'a> Log<'a> {
     /// Reads the arguments.
     ///
     /// # Errors
-    /// The first argument that is out of bounds, and the first word that is no option.
+    /// The first argument that is out of bounds, and the first word that is not an option.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = args.peekable();
         let first = args.peek();
@@ -664,7 +667,7 @@ impl<'a> Log<'a> {
 pub struct Events<'a> {
     /// The session.
     pub session: SessionRef<'a>,
-    /// How long to wait for the next event, if there is none; `None` is not at all.
+    /// How long to wait for the next event if no event is there; `None` is not at all.
     pub block: Option<Wait>,
     /// How long the session's holds outlive its connection, in milliseconds.
     pub grace_ms: i64,
@@ -674,7 +677,7 @@ impl<'a> Events<'a> {
     /// Reads the arguments.
     ///
     /// # Errors
-    /// The first argument that is out of bounds, and the first word that is no option.
+    /// The first argument that is out of bounds, and the first word that is not an option.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let session = parse::session(args.next()?)?;

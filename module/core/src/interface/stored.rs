@@ -1,4 +1,4 @@
-//! What the keyspace holds at a lock's key, as plain values: read anew for each decision.
+//! The content of a lock's key as plain values. It is read anew for each decision.
 
 use crate::interface::stored_permits::PermitsHash;
 use crate::values::limits::HOLD_COUNT_MAX;
@@ -7,26 +7,26 @@ use crate::values::number;
 use crate::values::time::{NEVER, Now, ttl_ms};
 use crate::values::token::Token;
 
-/// What is stored at a lock's key, as seen by one owner.
+/// The content of a lock's key, as one owner sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// Nothing.
+    /// No key.
     Free,
-    /// A hash in which nobody is any more: at most `fence`, `mode` and readers whose leases are
-    /// over. The lock is free, and what is left goes with the next grant.
+    /// A hash without a holder: at most `fence`, `mode`, and readers whose leases are over. The
+    /// lock is free, and the next grant removes the rest.
     NoHolder,
-    /// A plain lock's hash that somebody is in.
+    /// A plain lock's hash with a holder.
     Plain(Hash),
-    /// A read-write lock's hash that somebody is in.
+    /// A read-write lock's hash with a holder.
     ReadWrite(ReadWrite),
-    /// Permits; also where there are none out, if they were asked for.
+    /// Permits. If a task asks for permits, also when nobody holds any.
     Permits(PermitsHash),
     /// A key of another type.
     OtherType,
 }
 
 impl Stored {
-    /// Whether nobody has the lock.
+    /// Whether the lock has no holder.
     pub fn is_free(&self) -> bool {
         match self {
             Self::Free | Self::NoHolder => true,
@@ -35,7 +35,7 @@ impl Stored {
         }
     }
 
-    /// Whether nobody has the lock, but something is left of it that goes with the next grant.
+    /// Whether the lock has no holder, but a key that the next grant must remove.
     pub(crate) fn leaves_hash(&self) -> bool {
         match self {
             Self::NoHolder => true,
@@ -44,7 +44,7 @@ impl Stored {
         }
     }
 
-    /// The permits that are there, if only none.
+    /// The permits; an empty hash of them if the key holds none.
     pub(crate) fn permits(&self) -> PermitsHash {
         match self {
             Self::Permits(hash) => *hash,
@@ -52,8 +52,8 @@ impl Stored {
         }
     }
 
-    /// What is left of the present lease in milliseconds; -1 if it has no end, 0 if the lock is
-    /// free. Of permits, what is left until those that were asked for can be had.
+    /// The rest of the present lease in milliseconds; -1 if it has no end, 0 if the lock is free.
+    /// For permits, the time until enough of them are free for the request.
     pub fn ttl_ms(&self, now: Now) -> i64 {
         match self {
             Self::Plain(Hash { ends_at, .. }) | Self::ReadWrite(ReadWrite { ends_at, .. }) => {
@@ -64,7 +64,7 @@ impl Stored {
         }
     }
 
-    /// Which kind of lock it is, where somebody has it.
+    /// The kind of lock, if it has a holder.
     pub(crate) fn kind(&self) -> Option<Kind> {
         match self {
             Self::Plain(_) => Some(Kind::Plain),
@@ -74,7 +74,7 @@ impl Stored {
         }
     }
 
-    /// When the key expires; none if never, or if nobody has the lock.
+    /// When the key expires; none if never, or if the lock has no holder.
     pub(crate) fn ends_at(&self) -> Option<i64> {
         match self {
             Self::Plain(Hash { ends_at, .. }) | Self::ReadWrite(ReadWrite { ends_at, .. }) => {
@@ -85,21 +85,22 @@ impl Stored {
         }
     }
 
-    /// When the lock will be free for this mode, as far as can be told.
+    /// When the lock will be free for this mode, as far as is known.
     pub(crate) fn ends_for(&self, mode: Mode) -> Option<i64> {
         match self {
-            // Also for a plain one, which waits there because a script made it the other kind.
+            // Also for a plain waiter, which is in this queue because a script made the lock a
+            // read-write lock.
             Self::ReadWrite(hash) if mode != Mode::Read => hash.readers_end(),
             _ => self.ends_at(),
         }
     }
 
-    /// When the owner's own hold ends; none if never, or if there is none.
+    /// When the owner's own hold ends; none if never, or if it has none.
     pub(crate) fn own_end(&self, mode: Mode) -> Option<i64> {
         match self {
             Self::ReadWrite(hash) if mode == Mode::Read => {
                 let end = hash.own_read.map(|own| own.ends_at);
-                // The key can end earlier: Redisson's renewal sets it to its own lease.
+                // The key can end earlier: Redisson's renewal sets its expiry to its own lease.
                 end.min(hash.ends_at.or(end)).filter(|end| *end != NEVER)
             }
             Self::Permits(hash) if mode == Mode::Permits => hash.own_end(),
@@ -107,7 +108,8 @@ impl Stored {
         }
     }
 
-    /// Whether the owner for whom this was read, first in line, can have the lock in this mode.
+    /// Whether the owner that this was read for, the first in the queue, can get the lock in this
+    /// mode.
     pub(crate) fn lets_in(&self, mode: Mode) -> bool {
         let may_enter = |own: Option<Count>| match own {
             Some(Count::Valid(held)) => Count::next(held).is_some(),
@@ -115,8 +117,8 @@ impl Stored {
         };
         match (self, mode) {
             (free, _) if free.is_free() => true,
-            // Somebody else's script made the first in line the holder: what one holds is
-            // re-entered, never waited for.
+            // Another client's script made the first waiter's owner the holder. An owner re-enters
+            // its own hold and never waits for it.
             (Self::Plain(hash), Mode::Plain) => may_enter(hash.own),
             (Self::ReadWrite(hash), Mode::Write) => may_enter(hash.own_write),
             (Self::ReadWrite(hash), Mode::Read) => match hash.own_read {
@@ -127,8 +129,8 @@ impl Stored {
         }
     }
 
-    /// Whether to be let in is a new grant to the owner for whom this was read, and not one more
-    /// entry into what it holds. A writer who reads as well lets nobody in.
+    /// Whether an entry is a new grant to the owner that this was read for, and not a re-entry. A
+    /// writer that begins to read lets no other owner in, so this is not a new grant.
     pub(crate) fn is_new_to_owner(&self, mode: Mode) -> bool {
         match (self, mode) {
             (Self::Plain(hash), Mode::Plain) => hash.own.is_none(),
@@ -140,7 +142,7 @@ impl Stored {
         }
     }
 
-    /// The owner's own hold, with its token where the keyspace holds one.
+    /// The owner's own hold, with its token if the keyspace stores one.
     pub(crate) fn own(&self, mode: Mode) -> Option<(Count, Option<Token>)> {
         match (self, mode) {
             (Self::Plain(hash), Mode::Plain) => hash.own.map(|count| (count, hash.token)),
@@ -156,14 +158,14 @@ impl Stored {
     }
 }
 
-/// Who has a lock: the one, or one of several.
+/// A holder of a lock: the only one, or one of several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldBy {
     /// The owner.
     pub owner: Box<[u8]>,
-    /// How it is held.
+    /// The mode in which it is held.
     pub mode: Mode,
-    /// The token, where the keyspace holds one.
+    /// The token, if the keyspace stores one.
     pub token: Option<Token>,
     /// When the hold ends, in milliseconds of the wall clock, or [`NEVER`].
     pub ends_at: i64,
@@ -172,13 +174,14 @@ pub struct HeldBy {
 /// A plain lock's hash, as far as a decision about one owner needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hash {
-    /// The owner's own field, if it is there.
+    /// The owner's own field, if it exists.
     pub own: Option<Count>,
-    /// The token, if the hash has one that we wrote, and [it counts](crate::Task::needs_token).
+    /// The token, if the hash has one that we wrote, and [the decision needs
+    /// it](crate::Task::needs_token).
     pub token: Option<Token>,
-    /// Whether anybody else's field is there. Our own writes never lead to `own` and `others` at
-    /// once; somebody else's may, and then each field's owner is a holder whom nothing may cut
-    /// short.
+    /// Whether the hash has another owner's field. Our own writes never lead to `own` and `others`
+    /// at the same time. Another client's may, and then each field's owner is a holder, and no
+    /// holder's lease may be shortened.
     pub others: bool,
     /// When the key expires, in milliseconds of the wall clock; none if never.
     pub ends_at: Option<i64>,
@@ -188,30 +191,31 @@ pub struct Hash {
 /// needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadWrite {
-    /// The owner's own field as a writer.
+    /// The owner's own field as the writer.
     pub own_write: Option<Count>,
     /// The owner's own hold as a reader, if its lease is not over.
     pub own_read: Option<ReadHold>,
-    /// Whether other readers are kept out: somebody else writes, or the hash does not say that it
-    /// is read.
+    /// Whether other readers are kept out: another owner writes, or the `mode` field does not say
+    /// `read` and this owner does not write either.
     pub others_write: bool,
     /// When the last of the other readers' leases ends, in milliseconds of the wall clock;
-    /// [`NEVER`] without an end, none if nobody else reads.
+    /// [`NEVER`] without an end, none if no other owner reads.
     pub others_read: Option<i64>,
     /// When the key expires, in milliseconds of the wall clock; none if never.
     pub ends_at: Option<i64>,
-    /// Whether there are readers beyond [`Self::TIMEOUTS_MAX`], who may be gone.
+    /// Whether some readers were not looked at because of [`Self::TIMEOUTS_MAX`]; their leases may
+    /// be over.
     pub is_partial: bool,
 }
 
 impl ReadWrite {
-    /// In one look at a lock no more timeout keys are looked at than this, the latest of each
-    /// reader first; readers beyond are taken to read for as long as the key lives, until those who
-    /// are gone are taken out of the hash. A field can claim any number of timeout keys, and must
-    /// not keep the server busy.
+    /// At most this many timeout keys are looked at for one decision, the latest of each reader
+    /// first. Readers beyond it count as readers for as long as the key lives, until the fields of
+    /// those whose leases are over are removed from the hash. Without this bound a field that
+    /// claims any number of timeout keys could keep the server busy.
     pub const TIMEOUTS_MAX: usize = 50_000;
 
-    /// How the lock is held.
+    /// The mode in which the lock is held.
     pub(crate) fn mode(&self) -> Mode {
         if self.own_write.is_some() || self.others_write {
             Mode::Write
@@ -225,32 +229,33 @@ impl ReadWrite {
         self.own_write.is_some() || !self.others_write
     }
 
-    /// When the last reader's lease ends, and with it the lock if nobody writes.
+    /// When the last reader's lease ends. The lock ends with it, unless it has a writer.
     fn readers_end(&self) -> Option<i64> {
         if self.mode() == Mode::Write {
             return self.ends_at;
         }
         let own = self.own_read.map(|own| own.ends_at);
         let end = own.max(self.others_read);
-        // The key can end earlier: Redisson's renewal sets it to its own lease.
+        // The key can end earlier: Redisson's renewal sets its expiry to its own lease.
         end.min(self.ends_at.or(end)).filter(|end| *end != NEVER)
     }
 
-    /// When the key must expire if the owner's own reading ends then, or is over; none if that is
-    /// when it expires now. A writer's lease is the key's, so with one it never ends earlier.
+    /// When the key must expire if the owner's own reading ends at `own_read`, or is over; none if
+    /// its expiry need not change. A writer's lease is the key's expiry, so with a writer the key
+    /// never ends earlier.
     pub(crate) fn key_end(&self, own_read: Option<i64>) -> Option<i64> {
         self.end_of(&[own_read, self.others_read], self.mode() == Mode::Write)
     }
 
-    /// When the key must expire if the owner reads on until then at least; none if it does not
-    /// expire earlier now.
+    /// When the key must expire if the owner reads on at least until `own_read`; none if its expiry
+    /// is late enough already. A key without an expiry gets one, unless it has a writer.
     pub(crate) fn key_end_prolonged(&self, own_read: i64) -> Option<i64> {
         let is_later = |end: &i64| self.ends_at.is_none_or(|at| *end > at);
         self.key_end(Some(own_read)).filter(is_later)
     }
 
-    /// When the key must expire if the owner's lease as the writer is to end then; none if that is
-    /// when it expires now. Never before the end of a reader's.
+    /// When the key must expire if the owner's lease as the writer shall end at `wanted`; none if
+    /// its expiry need not change. Never before the end of a reader's lease.
     pub(crate) fn write_end(&self, wanted: i64) -> Option<i64> {
         let own_read = self.own_read.map(|own| own.ends_at);
         self.end_of(
@@ -259,8 +264,8 @@ impl ReadWrite {
         )
     }
 
-    /// The last of these ends, and none before the key's present one if that is to stay or if one
-    /// of them is [`NEVER`]; none if that is when the key expires now.
+    /// The last of these ends. It is not before the key's present expiry if `present_stays`, or if
+    /// one of the ends is [`NEVER`]. None if the key's expiry need not change.
     fn end_of(&self, ends: &[Option<i64>], present_stays: bool) -> Option<i64> {
         let ending = ends.iter().flatten().filter(|end| **end != NEVER);
         let mut end = ending.copied().max();
@@ -276,25 +281,25 @@ impl ReadWrite {
 pub struct ReadHold {
     /// The value of its field.
     pub count: Count,
-    /// The value of the latest timeout key that we wrote, if one is there.
+    /// The value of the latest timeout key that we wrote, if it exists.
     pub token: Option<Token>,
-    /// When the longest of its timeout keys expires, in milliseconds of the wall clock, or
-    /// [`NEVER`]: of that one and of those that somebody else's script wrote since. Ours has the
-    /// longest lease that the reader had when we wrote it.
+    /// When the last of its timeout keys expires, in milliseconds of the wall clock, or [`NEVER`].
+    /// They are the latest that we wrote, and those that another client's script wrote since. Ours
+    /// has the longest lease that the reader had when we wrote it.
     pub ends_at: i64,
 }
 
 /// The value of an owner's field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// A hold count, 1 or more. One that somebody else wrote may pass our largest.
+    /// A hold count, 1 or more. A count that another client wrote may be above our largest.
     Valid(i64),
-    /// Anything else. Its owner holds the lock all the same, but there is nothing to count with.
+    /// Any other value. Its owner holds the lock, but the value cannot be counted up or down.
     Malformed,
 }
 
 impl Count {
-    /// Reads the value of an owner's field.
+    /// Parses the value of an owner's field.
     pub fn from_field(value: &[u8]) -> Self {
         match number::integer(value) {
             Some(count) if count >= 1 => Self::Valid(count),
@@ -302,7 +307,7 @@ impl Count {
         }
     }
 
-    /// The count after one more entry; none past the largest.
+    /// The count after one more entry; none if it would be above the largest.
     pub(crate) fn next(count: i64) -> Option<i64> {
         count.checked_add(1).filter(|next| *next <= HOLD_COUNT_MAX)
     }

@@ -1,9 +1,8 @@
-//! What the keyspace holds of permits: the hash with a field for each holder, and the limit beside
-//! it.
+//! Permits in the keyspace: the hash with a field for each holder, and the key of the limit.
 //!
-//! The lease of a holder is in its field, so one key is all there is, and it moves, is renamed and
-//! is copied with its holders. A field that does not parse was written by somebody else, and holds
-//! nothing.
+//! The lease of a holder is in its field. So the hash is the only key of the holders, and moves, is
+//! renamed and is copied with them. A field that does not parse was written by another client, and
+//! is no hold.
 
 use crate::interface::depth::ReadDepth;
 use crate::interface::stored::Stored;
@@ -19,7 +18,7 @@ use std::num::NonZeroU32;
 pub struct Permits(NonZeroU32);
 
 impl Permits {
-    /// So many permits, if that is within the bounds.
+    /// This number of permits, if it is within the bounds.
     pub fn new(number: i64) -> Option<Self> {
         let number = (1..=PERMITS_MAX).contains(&number).then_some(number)?;
         NonZeroU32::new(u32::try_from(number).ok()?).map(Self)
@@ -30,26 +29,26 @@ impl Permits {
         self.0.get().into()
     }
 
-    /// Reads the value of a limit's key. Anything that is no limit was written by somebody else,
-    /// and is as if there were none.
+    /// Parses the value of a limit's key. Another client wrote any value that is not a limit: then
+    /// no limit is set.
     pub fn from_limit(value: &[u8]) -> Option<Self> {
         number::integer(value).and_then(Self::new)
     }
 }
 
-/// What a caller asks for.
+/// A caller's request for permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitsRequest {
-    /// How many permits.
+    /// The number of permits.
     pub permits: Permits,
-    /// The limit that it names, which counts where none is set.
+    /// The limit that the caller names. It counts if no limit is set.
     pub limit: Option<Permits>,
 }
 
-/// An owner's hold of permits, as its field has it.
+/// An owner's hold of permits, as it is stored in the owner's field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitsHold {
-    /// How many.
+    /// The number of permits.
     pub permits: Permits,
     /// When its lease ends, in milliseconds of the wall clock.
     pub ends_at: i64,
@@ -61,7 +60,7 @@ pub struct PermitsHold {
 const END_MAX: i64 = 2 * INTEGER_MAX;
 
 impl PermitsHold {
-    /// Reads the value of an owner's field: `<permits>:<end of the lease>:t<token>`.
+    /// Parses the value of an owner's field: `<permits>:<end of the lease>:t<token>`.
     pub fn from_field(value: &[u8]) -> Option<Self> {
         let mut parts = value.splitn(3, |byte| *byte == b':');
         let permits = number::integer(parts.next()?).and_then(Permits::new)?;
@@ -74,7 +73,7 @@ impl PermitsHold {
         })
     }
 
-    /// The value as it is stored: at most two separators, a `t`, and three numbers.
+    /// The value as it is stored: three numbers, two separators, and a `t`.
     pub fn text(&self) -> Text<52> {
         Text::empty()
             .after_all(Text::number(self.token.get()).bytes())
@@ -84,8 +83,8 @@ impl PermitsHold {
             .after_all(Text::number(self.permits.get()).bytes())
     }
 
-    /// Whether its lease is over. A key is expired when the clock is past its end, not when it is
-    /// there, and so is a hold.
+    /// Whether its lease is over. It is over when the clock is past its end, not when the clock has
+    /// reached it, as a key expires.
     pub fn is_over(&self, now: Now) -> bool {
         self.ends_at < now.wall_ms()
     }
@@ -98,23 +97,24 @@ impl PermitsHold {
     }
 }
 
-/// Whether what was asked for can be had.
+/// Whether there is room for the permits that were asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// Nothing was asked for, or not all that is held was read.
+    /// No permits were asked for, or not all holds were read.
     Unknown,
     /// No limit is set, and the caller named none.
     NoLimit,
-    /// There are permits enough.
+    /// Enough permits are free.
     Now,
-    /// There will be at this moment, in milliseconds of the wall clock, if nobody renews.
+    /// Enough permits will be free at this moment, in milliseconds of the wall clock, if no holder
+    /// renews.
     At(i64),
-    /// There never will be.
+    /// There never will be enough.
     Never,
 }
 
 impl Room {
-    /// When there will be permits enough; none if never, or now.
+    /// When enough permits will be free; none if never, or if they are now.
     pub(crate) fn at(self) -> Option<i64> {
         match self {
             Self::At(end) => Some(end),
@@ -123,39 +123,40 @@ impl Room {
     }
 }
 
-/// A hash of permits, as far as a decision about one owner needs it: also one that is not there.
+/// The hash of permits, as far as a decision about one owner needs it. It may not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitsHash {
     /// The owner's own hold, if its lease is not over.
     pub own: Option<PermitsHold>,
-    /// When the last of the others' leases ends, in milliseconds of the wall clock; of others who
-    /// were not read, when the key does, or [`crate::NEVER`]. None if nobody else holds any.
+    /// When the last of the other leases ends, in milliseconds of the wall clock. If the other
+    /// holds were not all read, when the key expires, or [`crate::NEVER`]. None if no other owner
+    /// holds any.
     pub others_end: Option<i64>,
-    /// Whether what was asked for can be had.
+    /// Whether there is room for the permits that were asked for.
     pub room: Room,
-    /// How many fields there are of holders whose leases are over.
+    /// How many fields have a lease that is over.
     pub over: usize,
-    /// The limit that is set for all.
+    /// The limit that is set for all callers.
     pub limit: Option<Permits>,
     /// When the key expires, in milliseconds of the wall clock; none if never.
     pub ends_at: Option<i64>,
-    /// Whether there is a hash at all.
+    /// Whether the hash exists.
     pub is_there: bool,
 }
 
 impl PermitsHash {
-    /// Whether nobody holds any.
+    /// Whether nobody holds permits.
     pub fn is_free(&self) -> bool {
         self.own.is_none() && self.others_end.is_none()
     }
 
-    /// The same, where there is a hash or not, whatever is in it.
+    /// The same, with this value of `is_there`.
     #[must_use]
     pub fn with_hash(self, is_there: bool) -> Self {
         Self { is_there, ..self }
     }
 
-    /// What is stored, for a task that [is about permits](crate::Task::is_about_permits) or not.
+    /// The stored value, for a task that [is about permits](crate::Task::is_about_permits) or not.
     pub fn stored(self, is_about_permits: bool) -> Stored {
         if self.is_free() && !is_about_permits {
             return Stored::NoHolder;
@@ -163,7 +164,7 @@ impl PermitsHash {
         Stored::Permits(self)
     }
 
-    /// The same once somebody holds some in it until then who held none.
+    /// The hash after a grant until `ends_at` to an owner that held none.
     pub(crate) fn granted(self, ends_at: i64) -> Self {
         Self {
             own: None,
@@ -176,14 +177,14 @@ impl PermitsHash {
         }
     }
 
-    /// One in which nobody holds any.
+    /// A hash without holders.
     pub(crate) fn free(is_there: bool) -> Self {
         let mut reading = PermitsReading::new(b"", None, None, Now::default());
         reading.is_there = is_there;
         reading.found(None)
     }
 
-    /// What is left until what was asked for can be had, as in [`crate::Stored::ttl_ms`].
+    /// The time until there is room for the request, as in [`crate::Stored::ttl_ms`].
     pub(crate) fn ttl_ms(&self, now: Now) -> i64 {
         match self.room {
             Room::Unknown | Room::Now => 0,
@@ -192,14 +193,14 @@ impl PermitsHash {
         }
     }
 
-    /// When what was asked for can be had; none if never, or now.
+    /// When there is room for the request; none if never, or if there is now.
     pub(crate) fn room_at(&self) -> Option<i64> {
         self.room.at()
     }
 
-    /// When the key must expire if the owner's own hold ends then, or is over; none if that is when
-    /// it expires now. One that somebody has made endless stays so if the others were not read:
-    /// theirs may last for longer.
+    /// When the key must expire if the owner's own hold ends at `own_end`, or is over; none if its
+    /// expiry need not change. If another client has removed the key's expiry, and the other holds
+    /// were not read, the key stays without an expiry: their leases may be longer.
     pub(crate) fn key_end(&self, own_end: Option<i64>) -> Option<i64> {
         if self.others_end == Some(NEVER) {
             return None;
@@ -208,20 +209,21 @@ impl PermitsHash {
         end.filter(|_| end != self.ends_at)
     }
 
-    /// When the owner's own hold ends: with the key at the latest, which somebody else may have
-    /// given an earlier end.
+    /// When the owner's own hold ends: with the key at the latest, because another client may have
+    /// set an earlier expiry.
     pub(crate) fn own_end(&self) -> Option<i64> {
         let end = self.own?.ends_at;
         Some(self.ends_at.map_or(end, |key_end| key_end.min(end)))
     }
 }
 
-/// Those who hold permits beside the owner that they were read for. With them one reading serves
-/// many waiters: if each grant took one, the time would grow with the square of their number.
+/// The holders of permits other than the owner that they were read for. With them one reading
+/// serves many waiters. If each grant needed a reading, the time would grow with the square of the
+/// number of waiters.
 #[derive(Clone, Debug, Default)]
 pub struct PermitsHolders {
     owners: Vec<Box<[u8]>>,
-    /// Until when they hold how many.
+    /// The end of each hold, and its number of permits.
     holds: Vec<(i64, Permits)>,
     out: i64,
 }
@@ -231,7 +233,7 @@ impl PermitsHolders {
         self.owners.iter().map(|owner| &**owner)
     }
 
-    /// The same without their names.
+    /// The same without the owners' names.
     pub(crate) fn holds(&self) -> Self {
         Self {
             owners: Vec::new(),
@@ -245,7 +247,7 @@ impl PermitsHolders {
         self.out = self.out.saturating_add(permits.get());
     }
 
-    /// Whether this can be had beside them, of a key that expires then.
+    /// Whether there is room for a request beside these holds, if the key expires at `key_end`.
     pub(crate) fn room(
         &self,
         asked: PermitsRequest,
@@ -268,7 +270,7 @@ impl PermitsHolders {
         for (end, permits) in holds {
             out = out.saturating_sub(permits.get());
             if out <= free_for {
-                // All of it ends with the key, which somebody else may have given an earlier end.
+                // All holds end with the key, and another client may have set an earlier expiry.
                 return Room::At(key_end.map_or(end, |key_end| key_end.min(end)));
             }
         }
@@ -276,7 +278,7 @@ impl PermitsHolders {
     }
 }
 
-/// A reading of permits in progress: the driver shows it the fields of the hash.
+/// A reading of permits in progress. The driver passes it the fields of the hash.
 #[derive(Debug)]
 pub struct PermitsReading<'a> {
     owner: &'a [u8],
@@ -292,14 +294,15 @@ pub struct PermitsReading<'a> {
 
 #[derive(Debug)]
 enum Others {
-    /// These.
+    /// All of them.
     Read(PermitsHolders),
-    /// There is one of them, and more were not looked at.
+    /// At least one hold was found, and the rest was not read.
     Some,
 }
 
 impl<'a> PermitsReading<'a> {
-    /// Begins to read for this owner, who may ask for permits; with the value of the limit's key.
+    /// Begins to read for this owner, which may ask for permits. `limit` is the value of the
+    /// limit's key.
     pub fn new(
         owner: &'a [u8],
         asked: Option<PermitsRequest>,
@@ -319,7 +322,8 @@ impl<'a> PermitsReading<'a> {
         }
     }
 
-    /// The same for a queue, of which more than the first may be granted by it.
+    /// The same for a queue. One reading may grant several of its waiters, so the names of the
+    /// holders are kept.
     #[must_use]
     pub fn for_queue(self) -> Self {
         Self {
@@ -328,7 +332,7 @@ impl<'a> PermitsReading<'a> {
         }
     }
 
-    /// The hash is there, and has this field.
+    /// The hash exists, and has this field.
     pub fn field(&mut self, field: &[u8], value: &[u8]) {
         self.is_there = true;
         if field == MODE_FIELD || field == FENCE_FIELD {
@@ -349,8 +353,8 @@ impl<'a> PermitsReading<'a> {
         }
     }
 
-    /// A brief look at others: the hash has this field. True if that is somebody's hold, which is
-    /// enough.
+    /// A brief look at the others: the hash has this field. True if it is a hold; then no more
+    /// fields are needed.
     pub fn other_in_brief(&mut self, value: &[u8]) -> bool {
         self.is_there = true;
         let hold = PermitsHold::from_field(value);
@@ -361,21 +365,23 @@ impl<'a> PermitsReading<'a> {
         is_held
     }
 
-    /// Whether the others' fields are to be shown as well, when the owner's own was, of a key that
-    /// expires then: where permits are asked for, or where the key must end with the last of them.
+    /// Whether the other fields must be read too, after the owner's own, when the key expires at
+    /// `key_end`. They must if permits are asked for, or if the key must end with the last of the
+    /// holds.
     pub fn needs_others(&self, depth: ReadDepth, key_end: Option<i64>) -> bool {
         let own_end = self.own.map(|own| own.ends_at);
-        // Then it ends with the lease of somebody else, and stays as it is.
+        // The key outlives the owner's own hold: it ends with another owner's lease, and its expiry
+        // stays.
         let outlives = own_end.is_some_and(|own| key_end.is_none_or(|key_end| own < key_end));
         self.asked.is_some() || !depth.others_are_brief(self.own.is_some(), outlives)
     }
 
-    /// The end of the reading, of a key that expires then.
+    /// Ends the reading. The key expires at `ends_at`.
     pub fn found(self, ends_at: Option<i64>) -> PermitsHash {
         self.found_with_others(ends_at).0
     }
 
-    /// The same, with the others who hold some.
+    /// The same, with the other holders.
     pub fn found_with_others(self, ends_at: Option<i64>) -> (PermitsHash, PermitsHolders) {
         let others_end = match &self.others {
             Others::Read(others) => others.holds.iter().map(|(end, _)| *end).max(),

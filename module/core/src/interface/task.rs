@@ -1,4 +1,4 @@
-//! What the loop asks for, and what was found.
+//! The tasks of the loop: what the driver must read, and the readings that it returns.
 
 use crate::interface::depth::ReadDepth;
 use crate::interface::error::CommandError;
@@ -13,7 +13,7 @@ use crate::values::lock_key::LockKey;
 use crate::values::mode::Mode;
 use std::rc::Rc;
 
-/// A command that is about locks.
+/// A command about locks.
 #[derive(Clone, Copy, Debug)]
 pub enum Command<'a> {
     /// RLOCK.ACQUIRE.
@@ -41,14 +41,14 @@ pub enum Command<'a> {
 /// The keys that a command names.
 #[derive(Clone, Copy, Debug)]
 pub enum Keys<'a> {
-    /// One.
+    /// One key.
     One(&'a [u8]),
-    /// Several, each once.
+    /// Several keys, each once.
     Several(&'a [NamedKey<'a>]),
 }
 
 impl<'a> Command<'a> {
-    /// The keys that it names.
+    /// The keys that the command names.
     pub fn keys(&self) -> Keys<'a> {
         match self {
             Self::Acquire(request) => Keys::One(request.key),
@@ -64,7 +64,7 @@ impl<'a> Command<'a> {
         }
     }
 
-    /// Who sent it; none of BREAK and LIMIT.
+    /// The owner that the command names; empty for BREAK and LIMIT.
     pub fn owner(&self) -> &'a [u8] {
         match self {
             Self::Acquire(request) => request.owner,
@@ -81,8 +81,8 @@ impl<'a> Command<'a> {
 
     pub(crate) fn depth(&self) -> ReadDepth {
         match self {
-            // Who waits to write is to know when the last reader's lease ends; and ONCE may shorten
-            // the longest.
+            // A waiter for WRITE must know when the last reader's lease ends. ONCE may shorten the
+            // longest lease, and the key's expiry with it.
             Self::Acquire(request) => {
                 let waits_to_write =
                     request.mode == Mode::Write && request.wait_mode != WaitMode::None;
@@ -109,7 +109,7 @@ impl<'a> Command<'a> {
     }
 }
 
-/// Which command it is, as far as less need be read for it.
+/// The kind of command, for those that need to read less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Acquire,
@@ -117,95 +117,97 @@ pub(crate) enum Verb {
     Renew,
     Guard,
     Limit,
-    /// Another, or none.
+    /// Another command, or none.
     Other,
 }
 
-/// What is to be read next.
+/// The next reading of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// Which locks, and for whom.
+    /// The locks to read, and the owner to read them for.
     pub subject: Subject,
-    /// How much of a read-write lock.
+    /// How much of a read-write lock must be read.
     pub depth: ReadDepth,
-    /// What for.
+    /// The purpose of the reading.
     pub purpose: Purpose,
-    /// The permits that the owner asks for or waits for: all the holders' are to be read.
+    /// The permits that the owner asks for or waits for. If there are any, all holders' permits
+    /// must be read.
     pub asked: Option<PermitsRequest>,
-    /// For which command.
+    /// The kind of the turn's command.
     pub(crate) verb: Verb,
     pub(crate) epoch: u64,
 }
 
-/// Which locks are to be read, and as whose eyes see them.
+/// The locks to read, and the owner to read them for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// Those that the command names, for its owner.
+    /// The locks that the command names, for its owner.
     Command,
     /// One lock, for this owner.
     One(LockKey, Rc<[u8]>),
-    /// Several, for this owner.
+    /// Several locks, for this owner.
     Several(Rc<[LockKey]>, Rc<[u8]>),
 }
 
-/// What is read for.
+/// The purpose of a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// The command itself.
     Command,
     /// A hold that must end.
     Release(Mode),
-    /// The first in a queue, who waits to hold the lock so.
+    /// The first waiter in a queue, which wants the lock in this mode.
     Reconcile(Mode),
-    /// A wait for several locks.
+    /// A multi-wait.
     GrantSeveral(MultiId),
     /// A session's hold that may be lost.
     CheckHold(Mode),
-    /// A writer whose token is known, and may be gone.
+    /// A writer whose token is known. Its hold may have ended.
     CheckWriter,
-    /// Readers that are gone, whose fields are still in the hash.
+    /// Fields in the hash whose holders' leases are over.
     Sweep,
-    /// A waiter whose wait is over.
+    /// A waiter whose time is over.
     TimeOut,
-    /// A waiter whose wait is long: who has the lock.
+    /// A waiter whose wait is long: the log names the holder.
     LongWait,
-    /// Who holds a lock, for the search for a deadlock.
+    /// The holders of a lock, for the deadlock search.
     Holders,
 }
 
-/// What was found.
+/// The result of a reading.
 #[derive(Clone, Debug)]
 pub enum Read<'a> {
-    /// What is stored at one lock.
+    /// The content of one lock.
     One(&'a Stored),
-    /// For a queue whose first waits for permits: the hash, and who else holds some.
+    /// For a queue whose first waiter waits for permits: the hash, and the other holders.
     Permits(&'a PermitsHash, &'a PermitsHolders),
-    /// What is stored at each of several, in their order.
+    /// The content of each of several locks, in their order.
     Several(&'a [Stored]),
-    /// For BREAK: what is stored, and who has it: the owner of a plain lock, the fields of a
-    /// read-write lock's readers, or those who hold permits. If there is one of them, what is
-    /// stored was read for it, and has its token.
+    /// For BREAK: the content, and the holders: the owner of a plain lock, the fields of a
+    /// read-write lock's readers, or the holders of permits. If there is exactly one of them, the
+    /// content was read for it and has its token.
     Holds(Stored, &'a [(Box<[u8]>, Count)]),
-    /// Those who hold it.
+    /// The owners that hold the lock.
     Owners(&'a [Box<[u8]>]),
-    /// For a long wait: who has the lock, one of them if there are several; none if it is free.
+    /// For a long wait: the holder, or one of several; none if the lock is free.
     Holder(Option<HeldBy>),
-    /// For a sweep: the readers that are gone, among those it has looked at.
+    /// For a sweep: the holders whose leases are over, among those that were looked at.
     Gone {
         /// Their fields.
         readers: &'a [Box<[u8]>],
-        /// Whether the next sweep goes on with others, or from the start.
+        /// Whether the next sweep continues behind these, or begins again at the start.
         more: bool,
     },
-    /// The key is served by another node, where the clients are to go.
+    /// Another node serves the key. The clients must go there.
     Elsewhere(CommandError),
-    /// Of several, the one at this place is not served here.
+    /// Of several locks, this one (by index) is not served here.
     NotHere(usize),
-    /// It cannot be looked at now: nobody knows who serves it, or parts of it are elsewhere.
+    /// The lock cannot be read now: nobody knows which node serves it, or some of its keys are
+    /// elsewhere.
     Unknown,
 }
 
-/// What was found for a task. It is of no use for another.
+/// The result of a reading, with its task. It is valid for this task only.
 #[derive(Debug)]
 pub struct Reading<'a> {
     pub(crate) task: &'a Task,
@@ -213,44 +215,46 @@ pub struct Reading<'a> {
 }
 
 impl Task {
-    /// Whether it is about permits, also where nobody holds any: then the limit is to be read.
+    /// Whether the task is about permits. Then the limit must be read, even if nobody holds any.
     pub fn is_about_permits(&self) -> bool {
         self.asked.is_some() || self.verb == Verb::Limit
     }
 
-    /// Whether it is about a queue whose first waits for permits: all who fit are granted at once,
-    /// so it is to be read who has some.
+    /// Whether the task is about a queue whose first waiter waits for permits. All waiters that fit
+    /// are granted at once, so the names of the holders must be read.
     pub fn is_about_queue_for_permits(&self) -> bool {
         self.purpose == Purpose::Reconcile(Mode::Permits)
     }
 
-    /// Whether it counts when the lease of a plain lock ends: not if the command's owner alone has
-    /// it, entered once, and gives it back, begins its lease anew, or asks only whether it is held.
-    /// That is the common case, and the end is a look-up of its own in the server.
+    /// Whether the decision needs the end of a plain lock's lease. It does not if the command's
+    /// owner is the only holder, has entered once, and gives the lock back, begins its lease anew,
+    /// or only checks that it holds the lock. This is the common case, and the end costs a look-up
+    /// of its own in the server.
     pub fn needs_end(&self, own: Option<Count>, others: bool) -> bool {
         let is_of_others = matches!(self.verb, Verb::Limit | Verb::Other);
         others || is_of_others || own != Some(Count::Valid(1))
     }
 
-    /// Whether it counts when the key of a lock that is read expires, and when its readers' leases
-    /// end: not if the command's owner alone is in it, entered once, and gives that back.
+    /// Whether the decision needs the key's expiry and the ends of the readers' leases, for a lock
+    /// that is read. It does not if the command's owner is the only holder, has entered once, and
+    /// gives the lock back.
     pub fn needs_readers_ends(&self, own: Option<Count>, others: bool) -> bool {
         others || self.verb != Verb::Release || own != Some(Count::Valid(1))
     }
 
-    /// Whether the token of a plain lock counts: of whose hold it is, only the holder asks, or a
+    /// Whether the decision needs the token of a plain lock. Only its holder needs it, and a
     /// guarded command that is refused.
     pub fn needs_token(&self, own: Option<Count>) -> bool {
         own.is_some() || self.verb == Verb::Guard
     }
 
-    /// Whether its owner mostly has no part in a lock that is held: then the owner's field is
-    /// looked for alone, and the token if it is there.
+    /// Whether the command's owner mostly has no field in the hash of a held lock. Then the owner's
+    /// field is read alone, and the token only if that field exists.
     pub fn is_newcomers(&self) -> bool {
         self.verb == Verb::Acquire
     }
 
-    /// What was found for it.
+    /// A result of this task's reading.
     pub fn found<'a>(&'a self, read: Read<'a>) -> Reading<'a> {
         Reading { task: self, read }
     }

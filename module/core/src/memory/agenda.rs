@@ -1,35 +1,35 @@
-//! What is to be done next: within the present turn, and outside of any command.
+//! The list of jobs: those of the present turn, and those that run outside of any command.
 
 use crate::values::ids::{MultiId, RecordId};
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::time::Now;
 use std::collections::VecDeque;
 
-/// Something to be looked at.
+/// A job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Job {
-    /// Those who wait for a lock: the first may be able to have it.
+    /// The queue of a lock: its first waiter may be able to get the lock.
     Queue(RecordId),
-    /// A wait for several locks: perhaps it can have all.
+    /// A multi-wait: it may be able to get all its locks.
     Multi(MultiId),
 }
 
-/// The one list of what is to be done.
+/// The one list of jobs.
 #[derive(Debug, Default)]
 pub(crate) struct Agenda {
-    /// What the decisions of this turn have made possible: it is decided before the turn is over,
-    /// so that nobody comes between.
+    /// Jobs that the decisions of this turn have made possible. They are decided before the turn is
+    /// over, so that no other command comes between.
     now: VecDeque<Job>,
-    /// Locks whose keys may have changed, or at which something must end.
+    /// Locks whose keys may have changed, or at which a hold must end.
     later: VecDeque<Job>,
-    /// A read-write lock from whose hash fields of readers that are gone are to be taken out.
+    /// A lock from whose hash the fields of holders whose leases are over must be removed.
     sweep: Option<LockKey>,
     /// Read-write locks with more readers than one decision may look at. The fields of readers
-    /// whose leases are over are removed from their hashes, some at a time.
+    /// whose leases are over are removed from their hashes part by part.
     crowded: VecDeque<Crowded>,
-    /// When the next may be removed, monotonic, in milliseconds.
+    /// When the next part may be swept, monotonic, in milliseconds.
     next_clearing: i64,
-    /// How many writers' tokens are to be looked at, and after which one.
+    /// How many writers' tokens must be checked, and the last one that was.
     writers_to_check: usize,
     last_writer: Option<(i64, RecordId)>,
 }
@@ -42,10 +42,10 @@ struct Crowded {
     any_gone: bool,
 }
 
-/// One part of one crowded lock is swept in this time, which takes a millisecond or two.
+/// One part of one crowded lock is swept in this interval. A part takes a millisecond or two.
 const CLEARED_EVERY_MS: i64 = 10;
 
-/// At most this many crowded locks are on the list. Another is added when it is read again.
+/// At most this many crowded locks are on the list. Another one is added when it is read again.
 const CROWDED_MAX: usize = 1000;
 
 impl Agenda {
@@ -53,18 +53,18 @@ impl Agenda {
         self.now.is_empty() && self.later.is_empty()
     }
 
-    /// Whether there is nothing to do, now or later.
+    /// Whether there are no jobs, now or later.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.is_empty() && self.is_idle() && self.crowded.is_empty()
     }
 
-    /// Whether a command has nothing to do beside itself.
+    /// Whether this turn has nothing to do beside its command.
     pub(crate) fn is_idle(&self) -> bool {
         self.now.is_empty() && self.sweep.is_none() && self.writers_to_check == 0
     }
 
-    /// Forgets all of it. Returns the waits for several locks that were to be looked at.
+    /// Forgets all jobs. Returns the multi-waits that were among them.
     pub(crate) fn clear(&mut self) -> Vec<MultiId> {
         self.crowded.clear();
         let jobs = self.now.drain(..).chain(self.later.drain(..));
@@ -103,7 +103,7 @@ impl Agenda {
         self.sweep = None;
     }
 
-    /// Adds a lock of which not all readers could be looked at.
+    /// Adds a lock with more readers than one decision may look at.
     pub(crate) fn add_crowded(&mut self, lock: LockKey) {
         let is_known = self.crowded.iter().any(|crowded| crowded.lock == lock);
         if !is_known && self.crowded.len() < CROWDED_MAX {
@@ -112,19 +112,19 @@ impl Agenda {
         }
     }
 
-    /// When the next crowded lock is to be swept, monotonic, in milliseconds.
+    /// When the next crowded lock must be swept, monotonic, in milliseconds.
     pub(crate) fn next_clearing(&self) -> Option<i64> {
         (!self.crowded.is_empty()).then_some(self.next_clearing)
     }
 
-    /// The crowded lock that is to be swept now.
+    /// The crowded lock that must be swept now.
     pub(crate) fn crowded(&self, now: Now) -> Option<&LockKey> {
         let first = self.crowded.front()?;
         (now.mono_ms >= self.next_clearing).then_some(&first.lock)
     }
 
-    /// Some of a lock's readers were looked at. True if it is a crowded lock, these were the last
-    /// of them, and since it came onto the list some were gone.
+    /// A part of a lock's readers was checked. True if the lock is crowded, this was its last part,
+    /// and a field was removed since the lock came onto the list.
     pub(crate) fn cleared(&mut self, lock: &LockKey, any_gone: bool, more: bool, now: Now) -> bool {
         let place = self.crowded.iter().position(|of| of.lock == *lock);
         let Some(mut crowded) = place.and_then(|place| self.crowded.remove(place)) else {
@@ -139,12 +139,13 @@ impl Agenda {
         false
     }
 
-    /// A writer has begun: others, whose holds may be gone, are to be looked at.
+    /// A writer has begun: two tokens of other writers, whose holds may have ended, must be
+    /// checked.
     pub(crate) fn check_writers(&mut self) {
         self.writers_to_check = 2;
     }
 
-    /// Whether a writer is to be looked at: the one after the last.
+    /// Whether a writer's token must be checked: the one after the last that was.
     pub(crate) fn has_writer_to_check(&self) -> bool {
         self.writers_to_check > 0
     }
@@ -162,13 +163,14 @@ impl Agenda {
         self.writers_to_check = 0;
     }
 
-    /// The turn has done enough. The rest goes behind what the timer has to do already, so that a
-    /// lock with much to do keeps no other waiting.
+    /// The turn stops: its budget is used, or its readings were out of date too often. The rest
+    /// goes behind the jobs that the timer has already, so that a lock with many jobs does not
+    /// delay the others.
     pub(crate) fn put_off(&mut self) {
         self.later.append(&mut self.now);
     }
 
-    /// Begins on the first of what is to be done outside of any command. Whether there is any.
+    /// Makes the first of the later jobs a job of this turn. Whether there was one.
     pub(crate) fn begin_later(&mut self) -> bool {
         let first = self.later.pop_front();
         self.now.extend(first);

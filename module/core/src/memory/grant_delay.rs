@@ -1,15 +1,16 @@
 //! The delay after a start, in which no new grant is made.
 //!
-//! A server that restarts without its data does not know what it granted before, and would grant
-//! those locks again at once. With `rlock.grant-delay-ms` it waits until the old leases are over.
+//! A server that restarts without its data does not know which locks it granted before, and would
+//! grant them again at once. With `rlock.grant-delay-ms` it waits until the old leases are over.
 //!
 //! The delay counts from the load of the module. The former process had ended when this one began,
-//! so all of its grants are older than that, and a lease no longer than the delay ends before it.
-//! It counts on the monotonic clock: a wall clock that is set forwards would end it too early.
+//! so all of its grants are older than the load, and a lease no longer than the delay ends before
+//! the delay does. It counts on the monotonic clock: a wall clock that is set forward would end it
+//! too early.
 
 use crate::values::time::Now;
 
-/// From when on grants are made.
+/// The moment from which grants are made.
 #[derive(Debug)]
 pub(crate) struct GrantDelay {
     /// When the server started, monotonic, in milliseconds.
@@ -19,7 +20,7 @@ pub(crate) struct GrantDelay {
     ends_at: i64,
 }
 
-/// Before any moment.
+/// A moment before all others.
 const OVER: i64 = i64::MIN;
 
 impl Default for GrantDelay {
@@ -39,8 +40,8 @@ impl GrantDelay {
         self.set(delay_ms);
     }
 
-    /// The delay is this long, counted from the start. One that is over by now, as 0 always is,
-    /// ends it.
+    /// Sets the length of the delay, counted from the start. If that moment has passed, as it
+    /// always has with 0, the delay is over.
     pub(crate) fn set(&mut self, delay_ms: i64) {
         if delay_ms != self.delay_ms {
             self.delay_ms = delay_ms;
@@ -53,23 +54,23 @@ impl GrantDelay {
         now.mono_ms < self.ends_at
     }
 
-    /// What is left of it, in milliseconds; 0 if it is over.
+    /// How long the delay still lasts, in milliseconds; 0 if it is over.
     pub(crate) fn left_ms(&self, now: Now) -> i64 {
         self.ends_at.saturating_sub(now.mono_ms).max(0)
     }
 
-    /// Whether there is none, or its end was noticed.
+    /// Whether there is no delay, or its end was noticed.
     #[inline]
     pub(crate) fn is_over(&self) -> bool {
         self.ends_at == OVER
     }
 
-    /// Milliseconds until the queues must be marked dirty because it ends; none if they were.
+    /// Milliseconds until the delay ends and the queues must be marked dirty; none if they were.
     pub(crate) fn deadline(&self, now: Now) -> Option<i64> {
         (!self.is_over()).then(|| self.left_ms(now))
     }
 
-    /// Whether it has ended since this was asked last.
+    /// Whether the delay has ended since the last call.
     pub(crate) fn take_end(&mut self, now: Now) -> bool {
         let has_ended = !self.is_over() && !self.lasts(now);
         if has_ended {

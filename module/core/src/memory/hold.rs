@@ -1,8 +1,8 @@
 //! Holds that belong to a session.
 //!
-//! The hold itself is in the keyspace. What is kept here is whose session it is, so that it can be
-//! released when the session ends, and what is needed to notice that it was lost: its token, and
-//! when its lease ends.
+//! The hold itself is in the keyspace. The record here has the session, so that the hold is
+//! released when the session ends, and the token and the end of the lease, so that a loss is
+//! noticed.
 
 use crate::values::arena::{Arena, Id};
 use crate::values::ids::{HoldId, RecordId, SessionId};
@@ -13,16 +13,16 @@ use crate::values::token::Token;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-/// How the hold of an owner is told from a later one of the same owner.
+/// Tells the hold of an owner from a later hold of the same owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HoldMark {
-    /// None of a hold that a script or a server before this one granted.
+    /// None if a script, or a server before this one, granted the hold.
     pub(crate) token: Option<Token>,
     /// When the lease ends, as far as is known, in milliseconds of the wall clock.
     pub(crate) ends_at: Option<i64>,
-    /// Whether the key may be another one by now: it was renamed, copied, swapped or written anew.
-    /// A writer's token is not in its key, so then only the lease's end tells it from a hold that
-    /// the same owner had in that other key.
+    /// Whether another key may be in the place of this one by now: it was renamed, copied, swapped
+    /// or written anew. A writer's token is not in its key, so in this case only the lease's end
+    /// tells the hold from one that the same owner had in that other key.
     pub(crate) replaced: bool,
 }
 
@@ -32,19 +32,20 @@ pub(crate) struct SessionHold {
     pub(crate) owner: Rc<[u8]>,
     pub(crate) mode: Mode,
     pub(crate) session: SessionId,
-    /// None of a hold that a script or a server before this one granted.
+    /// None if a script, or a server before this one, granted the hold.
     pub(crate) token: Option<Token>,
-    /// When it was granted, by the wall clock in microseconds; none if that is not known.
+    /// When it was granted, by the wall clock in microseconds; none if not known.
     pub(crate) since_us: Option<i64>,
     /// When the lease ends, as far as is known, in milliseconds of the wall clock.
     ends_at: Option<i64>,
     /// When to look at the key, in milliseconds of the wall clock.
     check_at: Option<i64>,
-    /// Whether it stands among those to look at.
+    /// Whether it is among the holds whose keys may have changed.
     dirty: bool,
-    /// As in [`HoldMark`], until the key is looked at.
+    /// As in [`HoldMark`], until the next look at the key.
     replaced: bool,
-    /// The record of its lock, while its session is to be told that the lock is wanted.
+    /// The record of its lock, until its session was told that the lock is wanted; none if the
+    /// session did not ask.
     asks_at: Option<RecordId>,
 }
 
@@ -63,8 +64,8 @@ impl SessionHold {
     }
 }
 
-/// The holds that sessions have of one lock: mostly one. There are more of its readers, or if
-/// somebody else wrote several owners into its hash.
+/// The holds that sessions have of one lock: mostly one. There are several for a lock with readers
+/// or permits, or if another client wrote several owners into its hash.
 #[derive(Debug, Default)]
 pub(crate) enum HoldIndex {
     #[default]
@@ -111,7 +112,7 @@ impl HoldIndex {
         matches!(self, Self::None)
     }
 
-    /// All of them, in the order of their owners.
+    /// All of them. Sorted by owner.
     pub(crate) fn all(&self) -> Vec<HoldId> {
         match self {
             Self::None => Vec::new(),
@@ -167,7 +168,7 @@ pub(crate) struct SessionHolds {
     arena: Arena<SessionHold>,
     checks: BTreeSet<(i64, HoldId)>,
     dirty: VecDeque<HoldId>,
-    /// Those whose sessions are to be told that their locks are wanted, by the locks' records.
+    /// The holds whose sessions asked to be told when the lock is wanted, by the locks' records.
     asking: BTreeSet<(RecordId, HoldId)>,
 }
 
@@ -180,7 +181,7 @@ impl SessionHolds {
         self.arena.get(id.0)
     }
 
-    /// An owner's hold among those of its lock.
+    /// An owner's hold of a lock.
     pub(crate) fn find(&self, index: &HoldIndex, owner: &[u8], mode: Mode) -> Option<HoldId> {
         match index {
             HoldIndex::None => None,
@@ -192,7 +193,7 @@ impl SessionHolds {
         }
     }
 
-    /// A new hold of a session, put among those of its lock. None only when four billion are there
+    /// Adds a hold of a session, also to its lock's index. None only if there are four billion
     /// already.
     #[allow(clippy::too_many_arguments, reason = "what a hold is made of")]
     pub(crate) fn add(
@@ -223,7 +224,7 @@ impl SessionHolds {
         Some(id)
     }
 
-    /// The hold belongs to another session now, or has another token.
+    /// Gives the hold to this session, and sets its token. Returns the session that had it before.
     pub(crate) fn rebind(
         &mut self,
         id: HoldId,
@@ -238,14 +239,15 @@ impl SessionHolds {
         Some(std::mem::replace(&mut hold.session, session))
     }
 
-    /// The hold has this token, whichever session it belongs to.
+    /// Sets the token of the hold, whichever session it belongs to. Without a token the former one
+    /// stays.
     pub(crate) fn note_token(&mut self, id: HoldId, token: Option<Token>) {
         if let Some(hold) = self.arena.get_mut(id.0) {
             hold.token = token.or(hold.token);
         }
     }
 
-    /// Takes a hold out, and from among those of its lock.
+    /// Removes a hold, also from its lock's index.
     pub(crate) fn remove(
         &mut self,
         index: Option<&mut HoldIndex>,
@@ -264,9 +266,9 @@ impl SessionHolds {
         Some(hold)
     }
 
-    // --- Who asks whether its lock is wanted -----------------------------------------------------
+    // --- Holds whose sessions asked to be told that the lock is wanted ---------------------------
 
-    /// The hold's session is to be told when its lock, which has this record, is wanted.
+    /// The hold's session must be told when its lock, which has this record, is wanted.
     pub(crate) fn ask_if_wanted(&mut self, id: HoldId, record: RecordId) {
         if let Some(hold) = self.arena.get_mut(id.0) {
             hold.asks_at = Some(record);
@@ -274,7 +276,7 @@ impl SessionHolds {
         }
     }
 
-    /// It was told.
+    /// The session was told.
     pub(crate) fn ask_no_more(&mut self, id: HoldId) {
         let hold = self.arena.get_mut(id.0);
         if let Some(record) = hold.and_then(|hold| hold.asks_at.take()) {
@@ -282,12 +284,12 @@ impl SessionHolds {
         }
     }
 
-    /// Whether anybody is to be told: where not, as mostly, nobody is looked for.
+    /// Whether any session asked. Mostly none did, and then nothing is searched.
     pub(crate) fn any_asks(&self) -> bool {
         !self.asking.is_empty()
     }
 
-    /// The holds of a lock that ask.
+    /// The holds of a lock whose sessions asked.
     pub(crate) fn asking(&self, record: RecordId) -> impl Iterator<Item = (HoldId, &SessionHold)> {
         let first = (record, HoldId(Id::FIRST));
         let of_lock = self.asking.range(first..);
@@ -297,8 +299,8 @@ impl SessionHolds {
 
     // --- Noticing a loss -------------------------------------------------------------------------
 
-    /// Looks at the key just after the lease is over. A check that is due earlier stays: it will
-    /// find the lease as it is by then.
+    /// Looks at the key just after the end of the lease. An earlier check stays: it finds the lease
+    /// as it is at that time.
     pub(crate) fn check_after(&mut self, id: HoldId, ends_at: Option<i64>) {
         let Some(hold) = self.arena.get_mut(id.0) else {
             return;
@@ -322,7 +324,7 @@ impl SessionHolds {
         self.checks.first().map(|(at, _)| *at)
     }
 
-    /// Marks a hold: its key may have changed.
+    /// Marks a hold dirty: its key may have changed.
     pub(crate) fn mark_dirty(&mut self, id: HoldId) {
         if let Some(hold) = self.arena.get_mut(id.0)
             && !std::mem::replace(&mut hold.dirty, true)
@@ -331,14 +333,14 @@ impl SessionHolds {
         }
     }
 
-    /// The hold's key may be another one by now.
+    /// Another key may be in the place of the hold's key by now.
     pub(crate) fn mark_replaced(&mut self, id: HoldId) {
         if let Some(hold) = self.arena.get_mut(id.0) {
             hold.replaced = true;
         }
     }
 
-    /// Marks the holds whose check is due, so many at most.
+    /// Marks the holds whose check is due, at most this many.
     pub(crate) fn mark_due(&mut self, most: usize, now: Now) {
         for _ in 0..most {
             let Some((at, id)) = self.checks.first().copied() else {
@@ -359,7 +361,7 @@ impl SessionHolds {
         !self.dirty.is_empty()
     }
 
-    /// The next marked hold. It stays marked.
+    /// The next dirty hold. It stays dirty.
     pub(crate) fn first_dirty(&mut self) -> Option<HoldId> {
         while let Some(id) = self.dirty.front().copied() {
             if self.arena.get(id.0).is_some() {
@@ -370,7 +372,7 @@ impl SessionHolds {
         None
     }
 
-    /// This hold is no longer marked.
+    /// The first dirty hold is not dirty any more.
     pub(crate) fn pop_dirty(&mut self) {
         if let Some(id) = self.dirty.pop_front()
             && let Some(hold) = self.arena.get_mut(id.0)

@@ -1,11 +1,11 @@
-//! The waits for several locks. Each has a waiter in the queue of each of its locks.
+//! Multi-waits: waits for several locks. Each has a waiter in the queue of each of its locks.
 
 use crate::values::arena::Arena;
 use crate::values::ids::{MultiId, RecordId, WaiterId};
 use crate::values::lock_key::LockKey;
 use std::rc::Rc;
 
-/// All waits for several locks.
+/// All multi-waits.
 #[derive(Debug, Default)]
 pub(crate) struct MultiWaits {
     arena: Arena<MultiWait>,
@@ -14,18 +14,19 @@ pub(crate) struct MultiWaits {
 #[derive(Debug)]
 struct MultiWait {
     owner: Rc<[u8]>,
-    /// The locks, in the order in which they were named.
+    /// The locks, in the order in which the command named them.
     locks: Rc<[LockKey]>,
-    /// Its waiter in the queue of each.
+    /// Its waiter in the queue of each lock.
     waiters: Vec<WaiterId>,
-    /// Whether it stands among those that can perhaps have all.
+    /// Whether it is on the agenda, because it may be able to get all its locks.
     marked: bool,
-    /// The queue in which it was last found that it cannot be granted. Until something happens
-    /// there, changes in its other queues change nothing. So all its locks are read once after a
-    /// change of this one, not once for each of them.
+    /// The queue in which it was last found that it cannot be granted. Until this queue changes,
+    /// changes in its other queues make no difference. So all its locks are read once after a
+    /// change of this queue, and not once for each of the other locks.
     blocked_in: Option<RecordId>,
-    /// Whether only the delay after a start keeps it back. Until that ends, no change in any of its
-    /// queues changes anything: each is looked at every second, and each look would read all.
+    /// Whether only the delay after a start keeps it from its locks. Until the delay ends, no
+    /// change in any of its queues makes a difference. Without this flag all its locks would be
+    /// read for each of its queues every second, because each queue is looked at every second.
     is_kept_back: bool,
 }
 
@@ -34,7 +35,7 @@ impl MultiWaits {
         self.arena.len() == 0
     }
 
-    /// A new wait, without a waiter in any queue yet.
+    /// Adds a multi-wait, without a waiter in any queue yet.
     pub(crate) fn add(&mut self, owner: &[u8], locks: Rc<[LockKey]>) -> Option<MultiId> {
         let waiters = Vec::with_capacity(locks.len());
         let id = self.arena.insert(MultiWait {
@@ -74,8 +75,9 @@ impl MultiWaits {
             .map_or_else(Vec::new, |multi| multi.waiters)
     }
 
-    /// After what happened in this queue perhaps it can have all. False if it is marked already, if
-    /// it was blocked in another queue, or if the delay that keeps it back `lasts`.
+    /// Marks it because this queue changed, so it may be able to get all its locks. False if it is
+    /// marked already, if it is blocked in another queue, or if the delay that keeps it back
+    /// `lasts`.
     pub(crate) fn mark(&mut self, id: MultiId, queue: RecordId, lasts: bool) -> bool {
         self.arena.get_mut(id.0).is_some_and(|multi| {
             let blocked_in = multi.blocked_in;

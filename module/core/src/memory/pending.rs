@@ -4,19 +4,20 @@ use crate::memory::hold::HoldMark;
 use crate::values::mode::Mode;
 use std::rc::Rc;
 
-/// A hold that must end because its session ended or its grant could not be delivered. Its owner
-/// is granted nothing at the lock, and no command of the owner is decided there, before it ends.
+/// A hold that must end because its session ended or its grant could not be delivered. Until it has
+/// ended, its owner is granted nothing at the lock, and no command of the owner is decided there.
 ///
-/// If it were entered again first, by a command, by a waiter of its owner or as one of several
-/// locks, the new entry would end as soon as it was told.
+/// Otherwise the owner could enter the hold again first, by a command, as a waiter, or in a
+/// multi-wait, and the new entry would end as soon as the owner was told of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PendingRelease {
     /// The holder.
     pub(crate) owner: Rc<[u8]>,
-    /// How it is held.
+    /// The mode in which it is held.
     pub(crate) mode: Mode,
-    /// By what the hold is known: a later one of the same owner stays.
+    /// Identifies the hold: a later hold of the same owner stays.
     pub(crate) mark: HoldMark,
-    /// Whether all of the hold ends, with its session, or only what one grant added to it.
+    /// True: the whole hold ends, with its session. False: only the part that one grant added to
+    /// it.
     pub(crate) whole: bool,
 }

@@ -1,18 +1,18 @@
-//! The places of waiters in a long queue, without counting those ahead one by one.
+//! The positions of waiters in a long queue, without counting the waiters ahead one by one.
 //!
-//! Waiters have numbers that grow from the first to the last. Once a place was asked for in a long
-//! queue, those with numbers in the same range are counted together, so that a place is the sum of
-//! the counts before it and a short walk. Other queues pay nothing.
+//! Waiters have numbers that grow from the first to the last. Once a position was asked for in a
+//! long queue, the waiters with numbers in the same range are counted together. A position is then
+//! the sum of the counts before it and a short walk. Other queues cost nothing extra.
 
 use std::collections::BTreeMap;
 
 /// How many numbers are in one range, as a power of two.
 const RANGE_BITS: u32 = 9;
 
-/// In a shorter queue those ahead are walked.
+/// In a shorter queue the waiters ahead are counted one by one.
 const LONG: u32 = 1024;
 
-/// How many waiters have numbers in each range; none while nobody has asked.
+/// How many waiters have numbers in each range; none until somebody asks for a position.
 #[derive(Debug, Default)]
 #[allow(clippy::box_collection, reason = "a record is small where nobody asks")]
 pub(crate) struct Positions(Option<Box<BTreeMap<u64, i64>>>);
@@ -35,8 +35,9 @@ impl Positions {
         }
     }
 
-    /// How many stand in the ranges before the one with this number, and the first number that
-    /// was not counted. `numbers` are those of all in the queue, which is so long.
+    /// The number of waiters in the ranges before the range of this number, and the first number
+    /// that was not counted. `numbers` are the numbers of all waiters in the queue, which has this
+    /// `length`.
     pub(crate) fn before(
         &mut self,
         number: u64,

@@ -1,7 +1,8 @@
 //! Sessions: one for each client process, with the events that it has not fetched yet.
 //!
-//! A session lives as long as the connection that last asked for its events. What belongs to it are
-//! its waiters and its holds; what happened to them is kept until it is fetched, in order.
+//! A session lives as long as its session connection, which is the one that last called EVENTS for
+//! it, and after that until the grace of its holds is over. Waiters and holds belong to it. The
+//! events about them are kept until they are fetched, in order.
 
 use crate::interface::effect::Grant;
 use crate::interface::error::CommandError;
@@ -14,19 +15,19 @@ use crate::values::time::{Now, Wait, earlier};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
-/// Something a session is told.
+/// An event that a session fetches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What happened.
+    /// The kind of event.
     pub kind: EventKind,
-    /// To which lock.
+    /// The lock.
     pub lock: LockKey,
-    /// To whose wait or hold.
+    /// The owner of the wait or of the hold.
     pub owner: Rc<[u8]>,
 }
 
 impl Event {
-    /// The grant, with the locks that it gives; none of another event.
+    /// The grant and the locks that it gives; none for another kind of event.
     fn grant(&self) -> Option<(Mode, impl Iterator<Item = &LockKey>)> {
         let EventKind::Granted(grant) = &self.kind else {
             return None;
@@ -38,7 +39,7 @@ impl Event {
     }
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// A queued waiter holds the lock.
@@ -48,36 +49,36 @@ pub enum EventKind {
         /// As in [`crate::Stored::ttl_ms`].
         ttl_ms: i64,
     },
-    /// A hold has ended that its owner did not give back.
+    /// A hold has ended, and its owner did not give it back.
     Lost(LostReason),
-    /// A queued waiter left the queue because there is nothing to wait for.
+    /// A queued waiter left the queue because its wait was refused.
     Error(CommandError),
-    /// Somebody waits whom a hold keeps out, or was refused because of it.
+    /// Another owner wants the lock of a hold: it waits, or was refused because of the hold.
     Wanted {
-        /// How many wait.
+        /// How many waiters there are.
         waiters: u32,
     },
 }
 
-/// Why a hold has ended.
+/// The reason for which a hold was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LostReason {
     /// Its lease was over.
     Expired,
     /// BREAK ended it.
     Broken,
-    /// The key is gone, or somebody else's.
+    /// The key was deleted, or is another client's.
     Deleted,
 }
 
-/// What an operator allows sessions, and what the server has room for.
+/// The limits of sessions: two that an operator sets, and the server's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionLimits {
-    /// How many sessions there may be.
+    /// The largest number of sessions.
     pub sessions: u32,
-    /// How many events a session may leave unfetched.
+    /// The largest number of events that a session may leave unfetched.
     pub events_per_session: u32,
-    /// Whether the server has reached `maxmemory` and evicts nothing: no session begins then.
+    /// Whether the server has reached `maxmemory` and evicts nothing: then no session begins.
     pub out_of_memory: bool,
 }
 
@@ -86,45 +87,44 @@ pub struct SessionLimits {
 pub struct SessionView {
     /// Its name.
     pub name: Rc<[u8]>,
-    /// The server's number of the client by whose connection it lives; none while that is gone.
+    /// The client id of the session connection; none while it is closed.
     pub client_id: Option<u64>,
-    /// How many holds belong to it.
+    /// How many holds belong to the session.
     pub holds: usize,
-    /// How many of its waits stand in queues; one for several locks counts once.
+    /// How many of its waits are in queues. A wait for several locks counts once.
     pub waiters: usize,
-    /// How long its holds outlive its connection, in milliseconds.
+    /// How long its holds outlive the session connection, in milliseconds.
     pub grace_ms: i64,
-    /// For how long it has been there, in milliseconds.
+    /// How long the session has existed, in milliseconds.
     pub age_ms: i64,
 }
 
 #[derive(Debug)]
 struct Session {
     name: Rc<[u8]>,
-    /// The ACL user who began the session, and the only one who may name it.
+    /// The ACL user that began the session. No other user may name it.
     user: Rc<[u8]>,
-    /// The server's number of the client whose connection this session lives by; none while it is
-    /// gone and the grace runs.
+    /// The client id of the session connection; none while it is closed and the grace runs.
     client_id: Option<u64>,
-    /// When it began, monotonic, in milliseconds.
+    /// When the session began, monotonic, in milliseconds.
     since: i64,
     grace_ms: i64,
     /// When the grace ends, monotonic, in milliseconds.
     grace_end: Option<i64>,
-    /// Who waits for events, and until when.
+    /// The client that waits for events, and until when.
     listener: Option<(Listener, Option<i64>)>,
-    /// Whether a listener stopped to wait and has not fetched yet. Until it does there can be any
-    /// number of events: all that one turn of the server's event loop brings.
+    /// Whether a listener was woken and has not fetched yet. Until it fetches, the limit of
+    /// unfetched events does not apply: one turn of the server's event loop can bring any number.
     is_woken: bool,
-    /// Events are only added, or all taken at once, so their places stay what they are.
+    /// Events are only appended, or all taken at once, so an event keeps its index.
     events: Vec<Unfetched>,
     waiters: BTreeSet<WaiterId>,
     holds: BTreeSet<HoldId>,
 }
 
 impl Session {
-    /// Whether it has left too many events unfetched. One whose connection is gone gets few more,
-    /// and ends with its grace.
+    /// Whether it has left too many events unfetched. A session whose connection is closed does not
+    /// count: it gets few more events, and ends with its grace.
     fn overflows(&self, events_max: Option<u32>) -> bool {
         let max = events_max.and_then(|max| usize::try_from(max).ok());
         let has_more = max.is_some_and(|max| self.events.len() > max);
@@ -136,15 +136,15 @@ impl Session {
 #[derive(Debug)]
 struct Unfetched {
     event: Event,
-    /// The owner has heard of its grant by another way.
+    /// The owner has learned of its grant in another way.
     confirmed: bool,
 }
 
-/// At most this many ended sessions are remembered. Only a client that ends sessions on purpose
-/// can make more; those are not told.
+/// At most this many ended sessions are remembered. Only a client that ends sessions on purpose can
+/// make more; it is not told of the others.
 const UNTOLD_ENDS_MAX: usize = 100_000;
 
-/// So many grants are noted at least before they are put in their places.
+/// At least this many grants are noted before they are indexed.
 const NOTED_MAX: usize = 1000;
 
 /// All sessions.
@@ -156,35 +156,35 @@ pub(crate) struct Sessions {
     listen_ends: BTreeSet<(i64, SessionId)>,
     grace_ends: BTreeSet<(i64, SessionId)>,
     unfetched_grants: UnfetchedGrants,
-    /// How many events no session has fetched yet.
+    /// How many unfetched events all sessions have.
     unfetched: usize,
-    /// As in [`SessionLimits`], of the last EVENTS; none before the first.
+    /// As in [`SessionLimits`], from the last EVENTS; none before the first.
     events_max: Option<u32>,
-    /// Sessions that were found with more unfetched events than that.
+    /// Sessions that were found with more unfetched events than `events_max`.
     overflowing: BTreeSet<SessionId>,
-    /// Sessions that ended because of that while their connections live on, which are yet to hear
-    /// of it: by the number of the client, and the session's name.
+    /// Sessions that were ended although their connections live, until their clients are told: by
+    /// the client id and the session's name.
     untold_ends: BTreeSet<(u64, Rc<[u8]>)>,
 }
 
-/// Where the grants stand that were not fetched: by database, owner, lock and mode. A confirmation
-/// finds its grants here, and need not walk what else there is to be fetched.
+/// The index of the unfetched grants: by database, owner, lock and mode. With it a confirmation
+/// finds its grants without walking all unfetched events.
 ///
-/// Most grants are fetched at once, and few are confirmed. So they are only noted, and put in their
-/// places when a confirmation asks for one.
+/// Most grants are fetched at once, and few are confirmed. So they are only noted at first, and
+/// indexed when a confirmation needs the index.
 #[derive(Debug, Default)]
 struct UnfetchedGrants {
     places: BTreeMap<i32, HashMap<Rc<[u8]>, OfOwner>>,
     noted: Vec<(SessionId, usize)>,
 }
 
-/// Of one owner, by lock.
+/// The unfetched grants of one owner, by lock.
 type OfOwner = HashMap<Rc<[u8]>, Places>;
 
-/// The place of an unfetched grant: how the lock is held, in which session, at which of its events.
+/// An unfetched grant: its mode, its session, and the index of its event there.
 type Place = (Mode, SessionId, usize);
 
-/// The places of the grants of one lock to one owner. Mostly there is one.
+/// The unfetched grants of one lock to one owner. Mostly there is only one.
 #[derive(Debug)]
 enum Places {
     One(Place),
@@ -202,7 +202,7 @@ impl Places {
         }
     }
 
-    /// Whether none is left.
+    /// Removes one. Whether none is left.
     fn remove(&mut self, place: Place) -> bool {
         match self {
             Self::One(one) => *one == place,
@@ -281,11 +281,11 @@ impl UnfetchedGrants {
     }
 }
 
-/// What belonged to a session that lost its connection or ended.
+/// The waiters, holds and unfetched grants of a session that lost its connection or ended.
 #[derive(Debug, Default)]
 pub(crate) struct Belongings {
     pub(crate) waiters: BTreeSet<WaiterId>,
-    /// Holds to be released.
+    /// Holds that must be released.
     pub(crate) holds: BTreeSet<HoldId>,
     /// Grants that were not fetched.
     pub(crate) unfetched: Vec<Event>,
@@ -300,7 +300,7 @@ impl Sessions {
         self.unfetched
     }
 
-    /// The session that this user means, if somebody listens to it.
+    /// The session that this user names, if it has a connection.
     pub(crate) fn listened(&self, session: SessionRef<'_>) -> Result<SessionId, CommandError> {
         let id = self.find(session)?.ok_or(CommandError::NoSession)?;
         self.client_of(id)
@@ -308,8 +308,8 @@ impl Sessions {
             .ok_or(CommandError::NoSession)
     }
 
-    /// The session of this name, if there is one. Another user's may not be named at all: who knows
-    /// no more than its name could hear of its grants, and end its holds.
+    /// The session with this name, or none. A session of another user is refused: otherwise any
+    /// user could receive its grants and end its holds by knowing its name.
     fn find(&self, session: SessionRef<'_>) -> Result<Option<SessionId>, CommandError> {
         let Some(id) = self.names.get(session.name) else {
             return Ok(None);
@@ -322,7 +322,7 @@ impl Sessions {
         }
     }
 
-    /// The server's number of the client that a session lives by.
+    /// The client id of the session connection.
     pub(crate) fn client_of(&self, id: SessionId) -> Option<u64> {
         self.arena.get(id.0)?.client_id
     }
@@ -347,8 +347,9 @@ impl Sessions {
 
     // --- The session connection ------------------------------------------------------------------
 
-    /// Makes a client's connection the session connection; the session begins if there is none.
-    /// Returns the client that waited for events before: it has to be told that it no longer does.
+    /// Makes a client's connection the session connection, and begins the session if it does not
+    /// exist. Returns the client that waited for events before: it must be told that it does so no
+    /// longer.
     pub(crate) fn attach(
         &mut self,
         session: SessionRef<'_>,
@@ -388,7 +389,7 @@ impl Sessions {
         usize::try_from(sessions_max).is_ok_and(|max| self.len() < max)
     }
 
-    /// None only when four billion sessions are there already.
+    /// None only if there are four billion sessions already.
     fn open(&mut self, session: SessionRef<'_>, now: Now) -> Option<SessionId> {
         let name: Rc<[u8]> = Rc::from(session.name);
         let id = SessionId(self.arena.insert(Session {
@@ -408,14 +409,14 @@ impl Sessions {
         Some(id)
     }
 
-    /// A session that lives by this client's connection.
+    /// A session whose session connection is this client's.
     pub(crate) fn of_client(&self, client_id: u64) -> Option<SessionId> {
         let first = SessionId(Id::FIRST);
         let (client, id) = self.clients.range((client_id, first)..).next()?;
         (*client == client_id).then_some(*id)
     }
 
-    /// The connection is gone: the waiters and the unfetched grants have to go at once, the holds
+    /// The session connection closed: the waiters and the unfetched grants end at once, the holds
     /// when the grace is over.
     pub(crate) fn detach(&mut self, id: SessionId, now: Now) -> Belongings {
         self.stop_listening(id);
@@ -428,7 +429,8 @@ impl Sessions {
         session.is_woken = false;
         let mut unfetched = Vec::new();
         for (at, kept) in std::mem::take(&mut session.events).into_iter().enumerate() {
-            // What stays has another place now, and no grant among it is to be confirmed any more.
+            // The events that stay get other indexes. The grants among them are confirmed already,
+            // so they need no place in the index of unfetched grants.
             self.unfetched_grants.remove(&kept.event, id, at);
             match kept.event.kind {
                 EventKind::Granted(_) if !kept.confirmed => unfetched.push(kept.event),
@@ -437,7 +439,7 @@ impl Sessions {
         }
         self.unfetched = self.unfetched.saturating_sub(unfetched.len());
         let waiters = std::mem::take(&mut session.waiters);
-        // The grace is for the holds. Without any, the session would only use up a place of
+        // The grace is for the holds. A session without holds would only take up one of the
         // `rlock.max-sessions`.
         let holds = if session.grace_ms > 0 && !session.holds.is_empty() {
             let end = now.mono_ms.saturating_add(session.grace_ms);
@@ -454,7 +456,7 @@ impl Sessions {
         }
     }
 
-    /// The session is over. Returns its holds.
+    /// Ends the session. Returns its holds.
     pub(crate) fn end(&mut self, id: SessionId) -> BTreeSet<HoldId> {
         self.fetch(id);
         self.overflowing.remove(&id);
@@ -471,7 +473,7 @@ impl Sessions {
         session.holds
     }
 
-    /// How much ends with a session, itself counted.
+    /// How many events, waits and holds end with a session, plus one for the session itself.
     pub(crate) fn size_of(&self, id: SessionId) -> usize {
         let session = self.arena.get(id.0);
         let belongings = session.map_or(0, |session| {
@@ -494,7 +496,7 @@ impl Sessions {
 
     // --- Events ----------------------------------------------------------------------------------
 
-    /// Keeps an event until it is fetched. Returns who waits for one.
+    /// Keeps an event until it is fetched. Returns the client that waits for one.
     pub(crate) fn tell(&mut self, id: SessionId, event: Event) -> Option<Listener> {
         let session = self.arena.get_mut(id.0)?;
         if matches!(event.kind, EventKind::Granted(_)) {
@@ -516,8 +518,9 @@ impl Sessions {
         woken
     }
 
-    /// The session ends though its connection lives. The next EVENTS for it on that connection is
-    /// refused, so that the client does not take the events of the next session for all there were.
+    /// Refuses the next EVENTS for this session on its connection, which lives on although the
+    /// session ended. Otherwise the client would take the events of the next session for a complete
+    /// list.
     pub(crate) fn tell_of_end(&mut self, id: SessionId) {
         let session = self.arena.get(id.0);
         let end = session.and_then(|session| Some((session.client_id?, Rc::clone(&session.name))));
@@ -526,7 +529,7 @@ impl Sessions {
         }
     }
 
-    /// The client disconnected: there is no one to tell.
+    /// The client disconnected: it cannot be told any more.
     pub(crate) fn forget_ends_of(&mut self, client_id: u64) {
         let first = (client_id, Rc::from([]));
         while let Some(end) = self.untold_ends.range(first.clone()..).next().cloned() {
@@ -537,8 +540,7 @@ impl Sessions {
         }
     }
 
-    /// A session that has left too many events unfetched, if it has not fetched them since it was
-    /// found.
+    /// A session that was found with too many unfetched events, and has not fetched them since.
     pub(crate) fn next_overflowing(&mut self) -> Option<SessionId> {
         while let Some(id) = self.overflowing.pop_first() {
             let session = self.arena.get(id.0);
@@ -549,7 +551,7 @@ impl Sessions {
         None
     }
 
-    /// What has happened since the last time, oldest first.
+    /// Takes all unfetched events, the oldest first.
     pub(crate) fn fetch(&mut self, id: SessionId) -> Vec<Event> {
         let Some(session) = self.arena.get_mut(id.0) else {
             return Vec::new();
@@ -567,9 +569,9 @@ impl Sessions {
         events.collect()
     }
 
-    /// The owner was just told that it holds the lock, as an answer to ONCE or RENEW. If the event
-    /// is still to be fetched, in whichever session it waited, the end of that session's connection
-    /// must not take the lock away again.
+    /// The owner was just told by a reply to ONCE or RENEW that it holds the lock. If the grant's
+    /// event is still unfetched, in any session, the end of that session's connection must not take
+    /// the lock away again.
     pub(crate) fn confirm(
         &mut self,
         lock: LockRef<'_>,
@@ -592,16 +594,15 @@ impl Sessions {
             };
             if let Some(is_all) = grant.confirm(&event.lock, lock, knows_count) {
                 *confirmed |= is_all;
-                // Once is enough, so that many confirmations of many grants cost no more than
-                // these.
+                // A confirmed grant leaves the index, so confirming again costs no more.
                 self.unfetched_grants
                     .remove_one(lock, owner, (mode, id, at));
             }
         }
     }
 
-    /// Indexes the grants that were noted. If one was fetched since, a later event may have its
-    /// place: that is indexed instead, which does no harm.
+    /// Indexes the grants that were noted. If one was fetched since, another event may have its
+    /// index in the session by now. Then that event is indexed instead, which does no harm.
     fn place_grants(&mut self) {
         for (id, at) in std::mem::take(&mut self.unfetched_grants.noted) {
             let session = self.arena.get(id.0);
@@ -621,7 +622,7 @@ impl Sessions {
         self.listen_ends.extend(until.map(|until| (until, id)));
     }
 
-    /// Nobody waits for events any more. Returns who did.
+    /// Ends the wait for events. Returns the client that waited.
     pub(crate) fn stop_listening(&mut self, id: SessionId) -> Option<Listener> {
         let session = self.arena.get_mut(id.0)?;
         let (listener, until) = session.listener.take()?;
@@ -632,20 +633,20 @@ impl Sessions {
         Some(listener)
     }
 
-    /// The same, if this is who waits.
+    /// The same, if this client is the one that waits.
     pub(crate) fn stop_listening_as(&mut self, id: SessionId, listener: Listener) {
         let present = self.arena.get(id.0).and_then(|session| session.listener);
         if present.is_some_and(|(present, _)| present == listener) {
             self.stop_listening(id);
-            // It was not woken to fetch: from now on its events are counted again.
+            // It was not woken to fetch, so the limit of unfetched events applies again.
             if let Some(session) = self.arena.get_mut(id.0) {
                 session.is_woken = false;
             }
         }
     }
 
-    /// A listener was woken, and its client is gone before it fetched: from now on the session's
-    /// events are counted again.
+    /// A listener was woken, but its client disconnected before it fetched: the limit of unfetched
+    /// events applies again.
     pub(crate) fn woken_no_more(&mut self, id: SessionId) {
         let Some(session) = self.arena.get_mut(id.0) else {
             return;
@@ -674,7 +675,7 @@ impl Sessions {
         earlier(listen, grace)
     }
 
-    // --- What belongs to a session ---------------------------------------------------------------
+    // --- Waiters and holds of a session ----------------------------------------------------------
 
     pub(crate) fn add_waiter(&mut self, id: SessionId, waiter: WaiterId) {
         if let Some(session) = self.arena.get_mut(id.0) {
@@ -694,8 +695,8 @@ impl Sessions {
         }
     }
 
-    /// The hold has ended, or belongs to another session now. A session whose connection is gone
-    /// ends with its last hold: kept for its grace, many such sessions would use up
+    /// The hold has ended, or belongs to another session now. A session without a connection ends
+    /// with its last hold. If it were kept for its grace, many such sessions would use up
     /// `rlock.max-sessions`.
     pub(crate) fn remove_hold(&mut self, id: SessionId, hold: HoldId) {
         let Some(session) = self.arena.get_mut(id.0) else {

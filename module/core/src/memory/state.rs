@@ -1,4 +1,4 @@
-//! All that is known about locks beside the keyspace, and what changes it from outside of a turn.
+//! All state about locks that is not in the keyspace, and the changes to it from outside of a turn.
 //!
 //! Decisions about locks are in [`crate::decisions`]; their order is in [`crate::turn`].
 
@@ -22,14 +22,14 @@ use crate::values::time::Now;
 use crate::values::token::{Token, TokenMint};
 use std::rc::Rc;
 
-/// What is known of a hold beside its key.
+/// Details of a hold that are not in its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HoldView {
-    /// For how long the owner has had it, in milliseconds; none if that is not known.
+    /// How long the owner has had it, in milliseconds; none if not known.
     pub held_ms: Option<i64>,
     /// The session that it belongs to.
     pub session: Option<Rc<[u8]>>,
-    /// The server's number of the client by whose connection that session lives.
+    /// The client id of that session's connection.
     pub client_id: Option<u64>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn held_ms(since_us: i64, now: Now) -> i64 {
     held_us.div_euclid(1000).max(0)
 }
 
-/// All that is known about locks beside the keyspace.
+/// All state about locks that is not in the keyspace.
 #[derive(Debug, Default)]
 pub struct Locks {
     pub(crate) table: LockTable,
@@ -53,28 +53,28 @@ pub struct Locks {
     pub(crate) patterns: Patterns,
     pub(crate) log: EventLog,
     pub(crate) log_lines: LogLines,
-    /// Grows with each decision: what was read before the last one is out of date.
+    /// Grows with each decision: a reading from before the last decision is out of date.
     pub(crate) epoch: u64,
 }
 
 impl Locks {
-    // --- What others change ----------------------------------------------------------------------
+    // --- Changes by other clients ----------------------------------------------------------------
 
-    /// The key was deleted, overwritten, renamed or changed by somebody else in another way.
-    /// Whether anything is known of the lock.
+    /// Another client deleted, overwrote or renamed the key, or changed it in another way. Whether
+    /// the lock has waiters, pending releases or holds of sessions, so that its key must be read
+    /// again.
     pub fn changed(&mut self, lock: LockRef<'_>) -> bool {
         let id = self.table.find(lock);
         id.is_some_and(|id| self.replaced(id))
     }
 
-    /// Somebody else has changed when the key expires, and nothing else of it. Whether anything is
-    /// known of the lock.
+    /// Another client has changed when the key expires, and nothing else. Returns the same.
     pub fn expiry_changed(&mut self, lock: LockRef<'_>) -> bool {
         self.table.forget_writer(lock);
         self.mark_dirty(lock)
     }
 
-    /// All keys of a database, or of all, may have been changed by others.
+    /// Other clients may have changed all keys of a database, or of all databases.
     pub fn all_changed(&mut self, db: Option<i32>) {
         for id in self.table.in_database(db) {
             self.replaced(id);
@@ -88,20 +88,20 @@ impl Locks {
         }
         self.table.mark_pending_replaced(id);
         let is_known = self.mark_record(id);
-        // Last: with the writer's token the record may go.
+        // This must come last: the record may be closed together with the writer's token.
         self.table.forget_writer_in(id);
         is_known
     }
 
-    /// The wall clock was set: every lease ends at another moment than was expected.
+    /// The wall clock was set: every lease ends at another moment than expected.
     pub fn clock_was_set(&mut self) {
         for id in self.table.in_database(None) {
             self.mark_record(id);
         }
     }
 
-    /// Marks a lock: its key is to be looked at, for those who wait and for the sessions that have
-    /// it. Whether there are any.
+    /// Marks a lock dirty: its key must be read again, for its waiters, its pending releases and
+    /// the sessions that hold it. Whether it has any of these.
     pub(crate) fn mark_dirty(&mut self, lock: LockRef<'_>) -> bool {
         let id = self.table.find(lock);
         id.is_some_and(|id| self.mark_record(id))
@@ -119,15 +119,15 @@ impl Locks {
         waited_for || !holds.is_empty()
     }
 
-    /// Marks those who wait for a lock, whose key is to be looked at outside of any command.
+    /// Marks a queue dirty: its lock's key must be read again, outside of any command.
     pub(crate) fn mark_queue(&mut self, id: RecordId) {
         if self.table.mark_dirty(id) {
             self.agenda.add_later(id);
         }
     }
 
-    /// A waiter's client is gone or was unblocked: it leaves the queue. The lock it waited for;
-    /// none if it was in no queue.
+    /// A waiter's client disconnected or was unblocked: the waiter leaves the queue. Returns the
+    /// lock that it waited for; none if it was in no queue.
     pub fn depart(&mut self, id: WaiterId) -> Option<LockKey> {
         self.invalidate();
         let lock = self.lock_of(id)?;
@@ -136,12 +136,12 @@ impl Locks {
         Some(lock)
     }
 
-    /// What a waiter for permits asks for; none of another.
+    /// The permits that a waiter asks for; none if it waits for another kind of lock.
     pub fn asked_by(&self, id: WaiterId) -> Option<PermitsRequest> {
         self.table.get(id)?.asked
     }
 
-    /// Whether the first in a lock's queue waits for permits.
+    /// Whether the first waiter in a lock's queue waits for permits.
     pub fn queue_is_for_permits(&self, lock: LockRef<'_>) -> bool {
         let first = self.table.waiters_of(lock).next();
         first.is_some_and(|first| first.mode == Mode::Permits)
@@ -169,7 +169,7 @@ impl Locks {
         }
     }
 
-    /// What was read until now is out of date.
+    /// Makes all readings so far out of date.
     pub(crate) fn invalidate(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
     }
@@ -181,7 +181,7 @@ impl Locks {
         }
     }
 
-    /// On a replica nothing is to be done: what was granted here is the primary's to end.
+    /// Forgets all jobs. A replica has none: the primary ends the holds that were granted here.
     pub fn forget_what_is_due(&mut self) {
         for id in self.table.in_database(None) {
             while self.table.take_pending(id).is_some() {}
@@ -195,9 +195,9 @@ impl Locks {
         }
     }
 
-    /// The server became a replica: nobody waits there, and what sessions hold is the new primary's
-    /// to end. A session that has a hold is told once that nobody knows it (`NOSESSION`): it must
-    /// confirm its holds, wherever they are now, since here it would not hear that one is lost.
+    /// The server became a replica. Its waiters are dismissed, and the new primary ends the holds
+    /// of sessions. A session that has a hold gets `NOSESSION` once, so that its client confirms
+    /// its holds at the new primary: here it would not be told that one is lost.
     pub fn demoted(&mut self, effects: &mut Vec<Effect>) {
         self.invalidate();
         for id in self.holds.all() {
@@ -212,31 +212,32 @@ impl Locks {
         self.forget_what_is_due();
     }
 
-    /// Lifts the token mark to this far ahead of the clock: at start, after loading, at promotion.
+    /// Raises the last token to this far ahead of the clock: at the start, after loading, at a
+    /// promotion.
     pub fn start_tokens(&mut self, now: Now, guard_ms: i64) {
         self.tokens.start(now.wall_us, guard_ms);
     }
 
     // --- The delay after a start -----------------------------------------------------------------
 
-    /// The server starts: for so long no new grant is made. Holds that were loaded are entered,
-    /// renewed and released.
+    /// The server starts: for `delay_ms` no new grant is made. Holds that were loaded can be
+    /// re-entered, renewed and released.
     pub fn start_grant_delay(&mut self, now: Now, delay_ms: i64) {
         self.grant_delay.start(now, delay_ms);
     }
 
-    /// The delay is this long from now on, counted from the start. With 0 it is over.
+    /// Sets the length of the delay, counted from the start. With 0 it is over.
     pub fn set_grant_delay(&mut self, delay_ms: i64) {
         self.grant_delay.set(delay_ms);
     }
 
-    /// What is left of the delay, in milliseconds; 0 if it is over.
+    /// How long the delay still lasts, in milliseconds; 0 if it is over.
     pub fn grant_delay_left_ms(&self, now: Now) -> i64 {
         self.grant_delay.left_ms(now)
     }
 
-    /// The answer to a caller that does not get a lock: what is left of its lease, -1 without an
-    /// end, or of the delay if that is longer.
+    /// The TTL in the reply to a caller that does not get a lock: the rest of the present lease (-1
+    /// without an end), or of the delay if that is longer.
     pub fn ttl_or_delay_ms(&self, ttl_ms: i64, now: Now) -> i64 {
         match ttl_ms {
             -1 => -1,
@@ -244,8 +245,8 @@ impl Locks {
         }
     }
 
-    /// Marks all queues dirty when the delay has ended: waiters that it kept back would otherwise
-    /// wait for the next look at their keys, up to a second later.
+    /// Marks all queues dirty when the delay has ended. Otherwise the waiters that it kept back
+    /// would wait for the next look at their keys, up to a second later.
     pub(crate) fn end_grant_delay(&mut self, now: Now) {
         if !self.grant_delay.take_end(now) {
             return;
@@ -259,8 +260,8 @@ impl Locks {
 
     // --- Waiters that leave ----------------------------------------------------------------------
 
-    /// Takes a waiter out that gets nothing. The next waiter may have an owner who holds the lock,
-    /// and would be granted as a re-entry: so the queue is to be looked at.
+    /// Removes a waiter that does not get the lock. The owner of the next waiter may hold the lock
+    /// and would be granted a re-entry, so the queue is marked dirty.
     pub(crate) fn withdraw(&mut self, id: WaiterId) -> Option<Waiter> {
         let multi = self.table.get(id)?.multi;
         let of_multi = multi.map_or(&[][..], |multi| self.multis.waiters(multi));
@@ -276,8 +277,8 @@ impl Locks {
         waiter
     }
 
-    /// Takes a waiter out of its queue and of its session; one that waits for several locks, out of
-    /// the queues of all.
+    /// Removes a waiter from its queue and from its session. A multi-wait is removed from all its
+    /// queues.
     pub(crate) fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
         let id = self.main_waiter(id)?;
         let multi = self.table.get(id)?.multi;
@@ -291,7 +292,8 @@ impl Locks {
         Some(waiter)
     }
 
-    /// Of a waiter that is part of a wait for several locks, the one in the queue of the first.
+    /// For a waiter of a multi-wait, the waiter in the queue of its first lock; for another,
+    /// itself.
     pub(crate) fn main_waiter(&self, id: WaiterId) -> Option<WaiterId> {
         match self.table.get(id)?.multi {
             None => Some(id),
@@ -299,7 +301,7 @@ impl Locks {
         }
     }
 
-    /// By which name a wait for several locks was joined.
+    /// The waiter of a multi-wait in the queue of its first lock: its id stands for the whole wait.
     pub(crate) fn waiter_of(&self, multi: MultiId) -> Option<WaiterId> {
         self.multis.waiters(multi).first().copied()
     }
@@ -309,7 +311,7 @@ impl Locks {
         self.table.lock_of(record).cloned()
     }
 
-    /// A session's hold is no longer on record, and nobody is told.
+    /// Drops the record of a session's hold, and tells nobody.
     pub(crate) fn forget_hold(&mut self, id: HoldId) -> Option<SessionHold> {
         let lock = self.holds.get(id)?.lock.clone();
         let record = self.table.find(lock.as_ref());
@@ -322,14 +324,14 @@ impl Locks {
         Some(hold)
     }
 
-    // --- To look at ------------------------------------------------------------------------------
+    // --- Views -----------------------------------------------------------------------------------
 
     /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// The counters by the names of locks.
+    /// The counters by patterns of lock names.
     pub fn pattern_counters(&self) -> &[PatternCounters] {
         self.patterns.counters()
     }
@@ -339,7 +341,7 @@ impl Locks {
         self.patterns.set(patterns);
     }
 
-    /// How many there are of everything.
+    /// The number of waiters, sessions, holds and so on.
     pub fn gauges(&self) -> Gauges {
         Gauges {
             sessions: self.sessions.len(),
@@ -354,8 +356,8 @@ impl Locks {
         self.table.views(db, now)
     }
 
-    /// The token of the writer of a read-write lock, where this server granted it and the key still
-    /// ends as it was written.
+    /// The token of the writer of a read-write lock, if this server granted it and the key still
+    /// ends when we wrote that it would.
     pub fn writer_token(
         &self,
         lock: LockRef<'_>,
@@ -375,7 +377,7 @@ impl Locks {
         self.log.reset();
     }
 
-    /// What is logged from now on, and how much of it is kept.
+    /// Sets which events are logged from now on, and how many entries are kept.
     pub fn set_log_options(&mut self, options: LogOptions) {
         self.log.set_options(options);
     }
@@ -385,7 +387,7 @@ impl Locks {
         self.sessions.views(now)
     }
 
-    /// What is known of a hold with this token beside its key.
+    /// Details of the hold with this token that are not in its key.
     pub fn hold_view(
         &self,
         lock: LockRef<'_>,
@@ -411,7 +413,7 @@ impl Locks {
         session.and_then(|session| self.sessions.name_of(session).cloned())
     }
 
-    /// Those who wait for a lock, in order. A queued waiter's client is its session's.
+    /// The waiters for a lock, in order. The client of a queued waiter is that of its session.
     pub fn queue(&self, lock: LockRef<'_>, now: Now) -> Vec<WaiterView> {
         let view = |waiter: &Waiter| WaiterView {
             owner: Rc::clone(&waiter.owner),

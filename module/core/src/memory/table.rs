@@ -1,13 +1,12 @@
-//! What is known of each lock beside its key: one record a lock.
+//! The state of each lock that is not in its key: one record for each lock.
 //!
-//! A record is there while somebody waits for the lock, while a session has a hold of it, while its
-//! writer's token is known, or while a hold of it is yet to be released. It is found by one look-up
-//! and closed in one place, [`LockTable::close_if_idle`], so nothing can stay behind of a lock that
-//! nobody uses.
+//! A lock has a record while it has a waiter, a session's hold, a pending release, or a writer
+//! whose token is known. The record is found by one look-up and closed in one place,
+//! [`LockTable::close_if_idle`], so nothing stays behind for an unused lock.
 //!
-//! The queue of a record is a chain through the arena of all waiters, with the two neighbours
-//! stored in each: joining, leaving from any place and being next take the same time however many
-//! wait. An owner stands in a queue once.
+//! The queue of a record is a doubly linked list through the arena of all waiters: joining, leaving
+//! from any place and finding the first take the same time however long the queue is. An owner
+//! stands in a queue once.
 
 use crate::interface::depth::ReadDepth;
 use crate::interface::stored_permits::PermitsRequest;
@@ -34,28 +33,28 @@ pub(crate) enum ReplyTarget {
     Client {
         /// The driver's own handle; the core only hands it back.
         handle: usize,
-        /// The server's number of the client, shown by INFO.
+        /// The client id, shown by INFO.
         client_id: u64,
     },
-    /// A session, which is told by an event.
+    /// A session, which gets an event.
     Session(SessionId),
 }
 
-/// Somebody who is about to wait.
+/// A waiter that is about to join a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Newcomer<'a> {
     pub(crate) owner: &'a [u8],
     pub(crate) mode: Mode,
-    /// How many permits, if it is for permits.
+    /// How many permits, if it waits for permits.
     pub(crate) asked: Option<PermitsRequest>,
     pub(crate) lease: Lease,
     pub(crate) wait: Wait,
     pub(crate) reply_to: ReplyTarget,
-    /// The session that the hold is to belong to, and with which the wait ends.
+    /// The session that the hold will belong to. The wait ends with it.
     pub(crate) session: Option<SessionId>,
-    /// Whether the session is to be told when the lock is wanted that it was granted.
+    /// Whether the session wants to be told, after the grant, when the lock is wanted.
     pub(crate) wanted: bool,
-    /// The wait for several locks that this is part of.
+    /// The multi-wait that this is part of.
     pub(crate) multi: Option<MultiId>,
 }
 
@@ -63,58 +62,59 @@ pub(crate) struct Newcomer<'a> {
 pub(crate) struct Waiter {
     pub(crate) owner: Rc<[u8]>,
     pub(crate) mode: Mode,
-    /// How many permits it waits for, if it does.
+    /// How many permits, if it waits for permits.
     pub(crate) asked: Option<PermitsRequest>,
-    /// The wait for several locks that this is part of.
+    /// The multi-wait that this is part of.
     pub(crate) multi: Option<MultiId>,
     pub(crate) lease: Lease,
     pub(crate) reply_to: ReplyTarget,
     pub(crate) session: Option<SessionId>,
-    /// Whether the session is to be told when the lock is wanted that it was granted.
+    /// Whether the session wants to be told, after the grant, when the lock is wanted.
     pub(crate) wanted: bool,
-    /// Monotonic, in milliseconds.
+    /// When the wait began, monotonic, in milliseconds.
     pub(crate) since: i64,
-    /// Monotonic, in milliseconds; none without limit.
+    /// When the wait ends, monotonic, in milliseconds; none without limit.
     pub(crate) wait_end: Option<i64>,
     record: RecordId,
-    /// How many joined the queue before it.
+    /// How many waiters joined the queue before it.
     order: u64,
     ahead: Option<WaiterId>,
     behind: Option<WaiterId>,
 }
 
-/// Where an owner waits: mostly in one queue.
+/// The queues in which an owner waits: mostly one.
 #[derive(Debug)]
 enum Places {
     One(RecordId, WaiterId),
     Several(BTreeMap<RecordId, WaiterId>),
 }
 
-/// Those who wait for a lock.
+/// The queue of a lock.
 #[derive(Debug, Default)]
 struct WaitQueue {
     first: Option<WaiterId>,
     last: Option<WaiterId>,
     length: u32,
-    /// How many of them wait for several locks.
+    /// How many of its waiters are part of a multi-wait.
     multis: u32,
-    /// How many of them wait for permits and named no limit.
+    /// How many of its waiters wait for permits and named no limit.
     without_limit: u32,
-    /// How many of them wait to read.
+    /// How many of its waiters wait to read.
     readers: u32,
-    /// Those whose owner waits for another lock as well, by their order.
+    /// The waiters whose owner waits for another lock as well, by `order`.
     multi_queue_waiters: BTreeMap<u64, WaiterId>,
     positions: Positions,
-    /// How many ever joined it.
+    /// How many waiters have joined it since it was last empty.
     joined: u64,
-    /// When the lease ends, as far as was heard of it, in milliseconds of the wall clock.
+    /// When the lease ends, as far as is known, in milliseconds of the wall clock.
     lease_end: Option<i64>,
 }
 
 /// The token of a lock's writer.
 ///
-/// A read-write lock's hash has no room for it, so it is known only to the server that granted it.
-/// Somebody else may have written since: it is this writer's only while the key ends when we said.
+/// The hash of a read-write lock has no room for it, so only the server that granted it knows it.
+/// Another client may have written the key since: the token belongs to the present writer only
+/// while the key ends when we wrote that it would.
 #[derive(Debug)]
 struct Writer {
     owner: Rc<[u8]>,
@@ -129,22 +129,22 @@ struct LockRecord {
     queue: WaitQueue,
     holds: HoldIndex,
     writer: Option<Writer>,
-    /// Holds that must end before anything else is decided here.
+    /// Holds that must end before anything else is decided at this lock.
     pending: VecDeque<PendingRelease>,
-    /// Whether a reader's hold was released and the key's TTL left as it was, to be set with the
-    /// last pending release.
+    /// Whether a pending release left the key's TTL as it was, so that the key may outlive its
+    /// holders. The last pending release then sets the TTL.
     outlived: bool,
-    /// Whether the key may have changed under those who wait.
+    /// Whether the key may have changed while the lock has waiters.
     dirty: bool,
-    /// When the key is looked at because a lease is over, in milliseconds of the wall clock.
+    /// When to look at the key because a lease is over, in milliseconds of the wall clock.
     lease_over_at: Option<i64>,
-    /// When the key is looked at whatever was heard of it, monotonic, in milliseconds.
+    /// When to look at the key in any case, monotonic, in milliseconds.
     look_at: Option<i64>,
 }
 
-/// Not every change of a key is announced by an event that we can afford to listen to (`SET` over a
-/// lock, `HDEL` of its owner and a slot that moves are not), so a key is looked at this often while
-/// somebody waits for it: later only where too many looks are due.
+/// We cannot afford to listen to every kind of key event, so some changes are not announced: `SET`
+/// over a lock, `HDEL` of its owner, and a slot that moves. So a key is looked at this often while
+/// the lock has waiters, or later if too many looks are due.
 const LOOK_EVERY_MS: i64 = 1000;
 
 /// So many looks are made at once, and the next after this pause, in the order in which they were
@@ -156,7 +156,7 @@ const LOOK_EVERY_MS: i64 = 1000;
 const LOOKS_AT_ONCE: usize = 75;
 const LOOKS_PAUSE_MS: i64 = 25;
 
-/// A lock without a record.
+/// The last lock that was looked up and has no record.
 #[derive(Debug, Default)]
 struct NegativeCache {
     db: Option<i32>,
@@ -166,7 +166,7 @@ struct NegativeCache {
 impl NegativeCache {
     fn set(&mut self, lock: LockRef<'_>) {
         self.name.clear();
-        // A long name is not kept: it would stay in memory.
+        // A long name is not kept, because it would stay in memory.
         let is_short = lock.name.len() <= MISSED_NAME_MAX;
         self.db = is_short.then_some(lock.db);
         if is_short {
@@ -175,7 +175,7 @@ impl NegativeCache {
     }
 }
 
-/// A name longer than this is looked up each time.
+/// A longer name is looked up each time.
 const MISSED_NAME_MAX: usize = 256;
 
 /// All records, and all waiters.
@@ -183,35 +183,35 @@ const MISSED_NAME_MAX: usize = 256;
 pub(crate) struct LockTable {
     records: Arena<LockRecord>,
     databases: BTreeMap<i32, HashMap<Rc<[u8]>, RecordId>>,
-    /// What was looked up last: a command asks for the same lock several times, and hashing its
-    /// name costs more than what is done with the record.
+    /// The last look-up: a command asks for the same lock several times, and hashing its name costs
+    /// more than using the record.
     last_found: Cell<Option<RecordId>>,
     last_missed: RefCell<NegativeCache>,
     waiters: Arena<Waiter>,
-    /// In which queues each owner waits.
+    /// The queues in which each owner waits.
     waits: HashMap<Rc<[u8]>, Places>,
     wait_ends: BTreeSet<(i64, WaiterId)>,
-    /// Those who wait and whose wait was not found to be long yet.
+    /// The waiters whose wait was not found to be long yet.
     unnoticed: Unnoticed,
-    /// When leases are over of locks that somebody waits for, by the wall clock.
+    /// When the leases of locks with waiters are over, by the wall clock.
     leases_over: BTreeSet<(i64, RecordId)>,
-    /// When locks are looked at, and before which moment no more of them are, both monotonic.
+    /// When to look at locks, and the moment before which no more looks are made; both monotonic.
     looks: BTreeSet<(i64, RecordId)>,
     no_look_before: i64,
-    /// The ends of the writers whose tokens are known.
+    /// When the keys end that have a writer whose token is known.
     writer_ends: BTreeSet<(i64, RecordId)>,
-    /// How many queues there are with somebody in them.
+    /// How many queues are not empty.
     queues: usize,
-    /// How many holds are yet to be released.
+    /// How many pending releases there are.
     pending: usize,
 }
 
-/// How many there are of everything.
+/// The number of waiters, sessions, holds and so on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gauges {
     /// Waiters in all queues.
     pub waiters: usize,
-    /// Locks that somebody waits for.
+    /// Locks with waiters.
     pub locks: usize,
     /// Sessions.
     pub sessions: usize,
@@ -221,8 +221,8 @@ pub struct Gauges {
     pub session_holds: usize,
     /// Writers whose tokens are known.
     pub writer_tokens: usize,
-    /// Holds that are yet to be released because their session ended, or because word of their
-    /// grant could not be delivered.
+    /// Pending releases: holds that must end because their session ended, or because their grant
+    /// could not be delivered.
     pub pending_releases: usize,
 }
 
@@ -231,35 +231,35 @@ pub struct Gauges {
 pub struct QueueView {
     /// The lock's name.
     pub name: Rc<[u8]>,
-    /// How many wait.
+    /// How many waiters it has.
     pub waiters: u32,
-    /// How long the first in the queue has waited, in milliseconds.
+    /// How long the first waiter has waited, in milliseconds.
     pub longest_wait_ms: i64,
 }
 
 /// A waiter as INFO shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaiterView {
-    /// Who waits.
+    /// The owner that waits.
     pub owner: Rc<[u8]>,
-    /// For what.
+    /// The mode in which it wants the lock.
     pub mode: Mode,
-    /// For how many permits, if it waits for some.
+    /// The number of permits, if it waits for permits.
     pub permits: Option<i64>,
-    /// The session that the hold is to belong to.
+    /// The session that the hold will belong to.
     pub session: Option<Rc<[u8]>>,
-    /// The server's number of the client.
+    /// The client id.
     pub client_id: u64,
-    /// For how long, in milliseconds.
+    /// How long it has waited, in milliseconds.
     pub waited_ms: i64,
-    /// For how long yet, in milliseconds; -1 without limit.
+    /// How long it will still wait, in milliseconds; -1 without limit.
     pub left_ms: i64,
 }
 
 impl LockTable {
     // --- Records ---------------------------------------------------------------------------------
 
-    /// The record of a lock. Where there is none at all this hashes nothing: the common case.
+    /// The record of a lock. In the common case there are no records at all, and nothing is hashed.
     #[inline]
     pub(crate) fn find(&self, lock: LockRef<'_>) -> Option<RecordId> {
         if self.records.len() == 0 {
@@ -274,7 +274,8 @@ impl LockTable {
         if found.is_some_and(|record| record.lock.as_ref() == lock) {
             return last;
         }
-        // It is never borrowed here already; and if it were, this must not stop the server.
+        // Nothing else can have borrowed it here. If something had, a panic would stop the server,
+        // so the borrow is tried.
         let mut missed = self.last_missed.try_borrow_mut().ok();
         let is_missed =
             |missed: &NegativeCache| missed.db == Some(lock.db) && *missed.name == *lock.name;
@@ -291,7 +292,7 @@ impl LockTable {
         found
     }
 
-    /// Whether nothing is known of any lock.
+    /// Whether there are no records.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.records.len() == 0
@@ -301,8 +302,8 @@ impl LockTable {
         self.records.get(id.0).map(|record| &record.lock)
     }
 
-    /// The record of a lock, which comes into being if there is none. None only when four billion
-    /// are there already.
+    /// The record of a lock; opens one if the lock has none. None only if there are four billion
+    /// already.
     pub(crate) fn find_or_open(&mut self, lock: LockRef<'_>) -> Option<RecordId> {
         if let Some(id) = self.find(lock) {
             return Some(id);
@@ -326,7 +327,7 @@ impl LockTable {
         Some(id)
     }
 
-    /// Closes a record that nothing is known of any more. To be called after anything has left it.
+    /// Closes a record that is empty. Must be called after anything was removed from it.
     fn close_if_idle(&mut self, id: RecordId) {
         let is_idle = self.records.get(id.0).is_some_and(|record| {
             record.queue.length == 0
@@ -348,14 +349,14 @@ impl LockTable {
         }
     }
 
-    /// The records of a database, or of all.
+    /// The records of a database, or of all databases.
     pub(crate) fn in_database(&self, db: Option<i32>) -> Vec<RecordId> {
         let of_db = |record: &LockRecord| db.is_none_or(|db| record.lock.db == db);
         let records = self.records.iter().filter(|(_, record)| of_db(record));
         records.map(|(id, _)| RecordId(id)).collect()
     }
 
-    /// Marks a record: its key may have changed. False if it is marked already, or gone.
+    /// Marks a record dirty: its key may have changed. False if it is dirty already, or closed.
     pub(crate) fn mark_dirty(&mut self, id: RecordId) -> bool {
         let record = self.records.get_mut(id.0);
         record.is_some_and(|record| !std::mem::replace(&mut record.dirty, true))
@@ -365,13 +366,13 @@ impl LockTable {
         self.records.get(id.0).is_some_and(|record| record.dirty)
     }
 
-    /// Whether a record was marked; it no longer is.
+    /// Clears the mark. Whether the record was dirty.
     pub(crate) fn take_dirty(&mut self, id: RecordId) -> bool {
         let record = self.records.get_mut(id.0);
         record.is_some_and(|record| std::mem::take(&mut record.dirty))
     }
 
-    /// How many wait, in all queues.
+    /// The number of waiters in all queues.
     pub(crate) fn waiters(&self) -> usize {
         self.waiters.len()
     }
@@ -386,7 +387,7 @@ impl LockTable {
         }
     }
 
-    // --- Holds that must end ---------------------------------------------------------------------
+    // --- Pending releases ------------------------------------------------------------------------
 
     /// Adds a hold that must end before anything else is decided at its lock.
     pub(crate) fn add_pending(
@@ -400,7 +401,8 @@ impl LockTable {
         Some(id)
     }
 
-    /// The key may be another one by now, for the holds that must end there as well.
+    /// Another key may be in the place of the lock's key by now. The pending releases must know
+    /// this too.
     pub(crate) fn mark_pending_replaced(&mut self, id: RecordId) {
         if let Some(record) = self.records.get_mut(id.0) {
             for release in &mut record.pending {
@@ -413,10 +415,10 @@ impl LockTable {
         self.pending > 0
     }
 
-    /// The next pending release of a lock, and how much of its other readers must be read for it.
+    /// The next pending release of a lock, and how much of its other holders must be read for it.
     ///
-    /// Only the last of several reads all of them, and sets the key's TTL by what is left. If each
-    /// did, the time would grow with the square of the number of readers that end together.
+    /// Only the last one reads all of them, and sets the key's TTL to the last of their leases. If
+    /// each did, the time would grow with the square of the number of holders that end together.
     pub(crate) fn first_pending(&self, id: RecordId) -> Option<(&PendingRelease, ReadDepth)> {
         let record = self.records.get(id.0)?;
         let depth = match record.pending.len() {
@@ -427,7 +429,7 @@ impl LockTable {
         Some((record.pending.front()?, depth))
     }
 
-    /// Makes this owner's first pending release the lock's next. False if it has none there.
+    /// Makes this owner's first pending release the lock's next one. False if it has none there.
     pub(crate) fn bring_forward(&mut self, id: RecordId, owner: &[u8]) -> bool {
         let Some(record) = self.records.get_mut(id.0) else {
             return false;
@@ -445,7 +447,7 @@ impl LockTable {
         is_there
     }
 
-    /// Whether this owner has a pending release there.
+    /// Whether this owner has a pending release at the lock.
     pub(crate) fn is_ending(&self, id: RecordId, owner: &[u8]) -> bool {
         let record = self.records.get(id.0);
         let mut pending = record.into_iter().flat_map(|record| &record.pending);
@@ -458,8 +460,8 @@ impl LockTable {
         record.is_some_and(|record| !record.pending.is_empty())
     }
 
-    /// Notes whether the key's TTL may be longer than its readers' leases, until the last pending
-    /// release there. Returns what was noted before.
+    /// Notes whether the key may outlive the leases in it, until the last pending release sets its
+    /// TTL. Returns the former note.
     pub(crate) fn set_outlived(&mut self, id: RecordId, outlived: bool) -> bool {
         let record = self.records.get_mut(id.0);
         record.is_some_and(|record| std::mem::replace(&mut record.outlived, outlived))
@@ -479,8 +481,8 @@ impl LockTable {
         self.records.get(id.0).map(|record| &record.holds)
     }
 
-    /// The holds that sessions have of a lock, to change. Whoever takes one out calls
-    /// [`LockTable::hold_removed`].
+    /// The holds that sessions have of a lock, to be changed. Call [`LockTable::hold_removed`]
+    /// after removing one.
     pub(crate) fn holds_mut(&mut self, id: RecordId) -> Option<&mut HoldIndex> {
         self.records.get_mut(id.0).map(|record| &mut record.holds)
     }
@@ -491,7 +493,8 @@ impl LockTable {
 
     // --- Tokens of writers -----------------------------------------------------------------------
 
-    /// The token of the owner's hold as the writer, if the key still ends when we said it would.
+    /// The token of the owner's hold as the writer, if the key still ends when we wrote that it
+    /// would.
     pub(crate) fn writer_token(
         &self,
         lock: LockRef<'_>,
@@ -502,8 +505,8 @@ impl LockTable {
         (*writer.owner == *owner && Some(writer.ends_at) == key_end).then_some(writer.token)
     }
 
-    /// The owner writes with this token, and the key ends then. Without an end the token could not
-    /// be told from a later hold's, and is not kept.
+    /// Keeps the token of the writer, whose key ends at `key_end`. Without an end the token is not
+    /// kept, because nothing would tell its hold from a later one.
     pub(crate) fn keep_writer(
         &mut self,
         lock: LockRef<'_>,
@@ -536,7 +539,8 @@ impl LockTable {
         self.writer_ends.insert((ends_at, id));
     }
 
-    /// The key of a lock that is written ends then, whoever prolonged it.
+    /// Another end was written for the key of a writer. It does not matter which owner prolonged
+    /// it.
     pub(crate) fn prolong_writer(&mut self, lock: LockRef<'_>, was: Option<i64>, ends_at: i64) {
         let Some(id) = self.find(lock) else { return };
         let writer = self.records.get_mut(id.0);
@@ -550,8 +554,8 @@ impl LockTable {
         }
     }
 
-    /// The owner writes no more. Where somebody else wrote two writers into the hash, the other's
-    /// token stays.
+    /// The owner writes no more. If another client wrote two writers into the hash, the other
+    /// writer's token stays.
     pub(crate) fn forget_writer_of(&mut self, lock: LockRef<'_>, owner: &[u8]) {
         let id = self.find(lock);
         let record = id.and_then(|id| self.records.get(id.0));
@@ -576,8 +580,9 @@ impl LockTable {
         }
     }
 
-    /// Forgets writers whose leases are over: two at a time, which is more than come in, so what is
-    /// kept stays in proportion to the locks that are held.
+    /// Forgets writers whose leases are over, at most two in a call. It is called for each new
+    /// writer, so more are forgotten than added, and the number of records stays in proportion to
+    /// the locks that are held.
     pub(crate) fn forget_overdue_writers(&mut self, now: Now) {
         for _ in 0..2 {
             match self.writer_ends.first() {
@@ -591,13 +596,13 @@ impl LockTable {
         self.writer_ends.len()
     }
 
-    /// Who writes, and when the key ends, if the token is known.
+    /// The writer and the end of the key, if the token is known.
     pub(crate) fn writer(&self, id: RecordId) -> Option<(&Rc<[u8]>, i64)> {
         let writer = self.records.get(id.0)?.writer.as_ref()?;
         Some((&writer.owner, writer.ends_at))
     }
 
-    /// The writer that ends next after this one, and around.
+    /// The writer whose key ends next after this one; after the last the first again.
     pub(crate) fn writer_after(&self, at: Option<(i64, RecordId)>) -> Option<(i64, RecordId)> {
         let later = at.and_then(|at| {
             use std::ops::Bound::{Excluded, Unbounded};
@@ -608,7 +613,7 @@ impl LockTable {
 
     // --- Finding waiters -------------------------------------------------------------------------
 
-    /// The record of a lock that somebody waits for.
+    /// The record of a lock that has waiters.
     pub(crate) fn queue(&self, lock: LockRef<'_>) -> Option<RecordId> {
         self.find(lock).filter(|id| self.length(*id) > 0)
     }
@@ -619,8 +624,8 @@ impl LockTable {
             .map_or(0, |record| record.queue.length)
     }
 
-    /// Whether a hold in this mode keeps somebody in a queue out. A reader lets others read, and an
-    /// owner, who stands in a queue once, does not wait for what it holds.
+    /// Whether a hold in this mode keeps a waiter out. A reader lets other readers in, and an
+    /// owner, which stands in a queue once, does not wait for its own hold.
     pub(crate) fn is_anybody_kept_out(&self, id: RecordId, owner: &[u8], mode: Mode) -> bool {
         let Some(LockRecord { queue, .. }) = self.records.get(id.0) else {
             return false;
@@ -644,7 +649,7 @@ impl LockTable {
         self.waiters.get(id.0)
     }
 
-    /// Who is next.
+    /// The first waiter.
     pub(crate) fn first(&self, id: RecordId) -> Option<(WaiterId, &Waiter)> {
         let first = self.records.get(id.0)?.queue.first?;
         Some((first, self.waiters.get(first.0)?))
@@ -661,8 +666,8 @@ impl LockTable {
         Some((waiter, self.waiters.get(waiter.0)?))
     }
 
-    /// The first waits for several locks that stand in a queue. Where there are none, as in nearly
-    /// all, nobody is asked: one step follows another here for each reader that comes in.
+    /// The first `most` waiters of multi-waits in a queue. Nearly every queue has none, and then it
+    /// is not walked: this is called again for each reader that is granted.
     pub(crate) fn multis_in(&self, id: RecordId, most: usize) -> Vec<WaiterId> {
         let queue = self.records.get(id.0).map(|record| &record.queue);
         let first = queue
@@ -673,8 +678,8 @@ impl LockTable {
         multis.map(|(id, _)| id).take(most).collect()
     }
 
-    /// The first in a queue who wait for permits and named no limit. Where there are none nobody is
-    /// asked.
+    /// The first `most` waiters that wait for permits and named no limit. A queue without any is
+    /// not walked.
     pub(crate) fn without_limit(&self, id: RecordId, most: usize) -> Vec<WaiterId> {
         let queue = self.records.get(id.0).map(|record| &record.queue);
         let first = queue
@@ -685,14 +690,14 @@ impl LockTable {
         without.map(|(id, _)| id).take(most).collect()
     }
 
-    /// A waiter and those behind it.
+    /// A waiter and the waiters behind it.
     fn from(&self, first: Option<WaiterId>) -> impl Iterator<Item = (WaiterId, &Waiter)> {
         let named = |id: WaiterId| Some((id, self.waiters.get(id.0)?));
         let first = first.and_then(named);
         std::iter::successors(first, move |(_, waiter)| named(waiter.behind?))
     }
 
-    /// Those who wait for a lock, in order.
+    /// The waiters for a lock, in order.
     pub(crate) fn waiters_of(&self, lock: LockRef<'_>) -> impl Iterator<Item = &Waiter> {
         let record = self.find(lock).and_then(|id| self.records.get(id.0));
         let first = record.and_then(|record| record.queue.first);
@@ -717,7 +722,8 @@ impl LockTable {
         })
     }
 
-    /// A waiter's place in its queue; 1 is next. In a long queue those ahead are counted by ranges.
+    /// A waiter's position in its queue; the first has 1. In a long queue the waiters ahead are
+    /// counted by ranges.
     pub(crate) fn position(&mut self, id: WaiterId) -> i64 {
         let waiters = &self.waiters;
         let Some(waiter) = waiters.get(id.0) else {
@@ -738,7 +744,8 @@ impl LockTable {
 
     // --- Joining and leaving ---------------------------------------------------------------------
 
-    /// A new waiter at the end of a lock's queue. None only when four billion wait already.
+    /// Adds a waiter at the end of a lock's queue. None only if there are four billion waiters
+    /// already.
     pub(crate) fn join(
         &mut self,
         lock: LockRef<'_>,
@@ -790,7 +797,7 @@ impl LockTable {
             self.queues = self.queues.saturating_add(1);
             self.look_again(record_id, now);
         }
-        // An owner that waits elsewhere too is kept once.
+        // The name of an owner that waits elsewhere too is stored once.
         if let Some(known) = self.add_place(owner, record_id, id)
             && let Some(waiter) = self.waiters.get_mut(id.0)
         {
@@ -799,8 +806,8 @@ impl LockTable {
         Some((id, record_id))
     }
 
-    /// The waiter goes on waiting where it stands, for another connection or session and with new
-    /// terms. Returns the reply target and the session that it had.
+    /// The waiter keeps its place, but waits for another connection or session and with new terms.
+    /// Returns the reply target and the session that it had.
     pub(crate) fn take_over(
         &mut self,
         id: WaiterId,
@@ -820,7 +827,7 @@ impl LockTable {
         Some((reply_to, session))
     }
 
-    /// Takes a waiter out, from wherever it stands.
+    /// Removes a waiter, wherever it stands in its queue.
     pub(crate) fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
         let waiter = self.waiters.remove(id.0)?;
         if let Some(end) = waiter.wait_end {
@@ -863,26 +870,26 @@ impl LockTable {
         Some(waiter)
     }
 
-    // --- Who waits for more than one lock --------------------------------------------------------
+    // --- Owners that wait for several locks ------------------------------------------------------
 
-    /// Whether anybody waits.
+    /// Whether there is any waiter.
     pub(crate) fn any_queue(&self) -> bool {
         self.queues > 0
     }
 
-    /// Whether anybody waits for another lock than this one.
+    /// Whether another lock than this one has waiters.
     pub(crate) fn any_other_queue(&self, id: Option<RecordId>) -> bool {
         let own = id.is_some_and(|id| self.length(id) > 0);
         self.queues > usize::from(own)
     }
 
-    /// The owner, if it waits for anything.
+    /// The owner's name as it is stored, if the owner waits for anything.
     pub(crate) fn waiting(&self, owner: &[u8]) -> Option<&Rc<[u8]>> {
         self.waits.get_key_value(owner).map(|(owner, _)| owner)
     }
 
-    /// Where an owner waits, and how many joined each of these queues before it. Waits for permits
-    /// are not looked at: who of their holders must give them back is not said.
+    /// The queues in which an owner waits, and how many waiters joined each of them before it.
+    /// Waits for permits are left out: nothing says which of the holders must give permits back.
     pub(crate) fn waits_of(&self, owner: &[u8]) -> impl Iterator<Item = (RecordId, u64)> + '_ {
         let places = self.waits.get(owner).into_iter().flat_map(Places::all);
         let waits = places.filter_map(|(queue, waiter)| Some((queue, self.waiters.get(waiter.0)?)));
@@ -890,7 +897,7 @@ impl LockTable {
         waits.map(|(queue, waiter)| (queue, waiter.order))
     }
 
-    /// The owners in a stretch of a queue who wait for another lock as well.
+    /// The owners in a stretch of a queue that wait for another lock as well.
     pub(crate) fn multi_queue_waiters(
         &self,
         id: RecordId,
@@ -903,7 +910,7 @@ impl LockTable {
         within.filter_map(|(_, id)| self.waiters.get(id.0).map(|waiter| &waiter.owner))
     }
 
-    /// Returns the owner's name as it is kept, if it waits elsewhere already.
+    /// Returns the owner's name as it is stored, if it waits elsewhere already.
     fn add_place(
         &mut self,
         owner: Rc<[u8]>,
@@ -919,7 +926,7 @@ impl LockTable {
             Entry::Occupied(mut places) => {
                 let known = Rc::clone(places.key());
                 let was_one = places.get_mut().add(record, waiter);
-                // With a second queue the owner's waiter in the first counts, too.
+                // With the second queue, the owner's waiter in the first queue must be marked too.
                 for (record, waiter) in was_one.into_iter().chain([(record, waiter)]) {
                     self.mark_multi_queue(record, waiter, true);
                 }
@@ -929,7 +936,8 @@ impl LockTable {
     }
 
     fn remove_place(&mut self, gone: &Waiter) {
-        // Taken out, and put back where there are others. Mostly there is one: it is hashed once.
+        // Removed, and put back if the owner waits elsewhere too. Mostly it does not, and then its
+        // name is hashed only once.
         let Some(mut places) = self.waits.remove(&gone.owner) else {
             return;
         };
@@ -959,9 +967,9 @@ impl LockTable {
 
     // --- Deadlines -------------------------------------------------------------------------------
 
-    /// The lease of a lock was found to end then; none if it never ends, or nobody has the lock.
-    /// The key is looked at just after that. A look that is due earlier stays: it will find the
-    /// lease as it is by then. Does nothing where nobody waits.
+    /// The lease of a lock was found to end at `lease_end`; none if it never ends, or if the lock
+    /// is free. The key is looked at just after that. An earlier look stays: it finds the lease as
+    /// it is at that time. Does nothing if the lock has no waiters.
     pub(crate) fn check_after(&mut self, id: RecordId, lease_end: Option<i64>) {
         let Some(record) = self.records.get_mut(id.0) else {
             return;
@@ -970,7 +978,7 @@ impl LockTable {
             return;
         }
         record.queue.lease_end = lease_end;
-        // A key is expired when the clock is past its end, not when it is there.
+        // A key is expired when the clock is past its end, not when the clock has reached it.
         let Some(over_at) = lease_end.map(|end| end.saturating_add(1)) else {
             return;
         };
@@ -986,7 +994,7 @@ impl LockTable {
         self.leases_over.insert((over_at, id));
     }
 
-    /// Looks at a lock a second from now, unless it is looked at before.
+    /// Looks at a lock a second from now, unless an earlier look is due.
     pub(crate) fn look_again(&mut self, id: RecordId, now: Now) {
         let at = now.mono_ms.saturating_add(LOOK_EVERY_MS);
         if let Some(record) = self.records.get_mut(id.0)
@@ -997,7 +1005,7 @@ impl LockTable {
         }
     }
 
-    /// Does not look any more at a lock that has neither waiters nor pending releases.
+    /// Makes no more looks at a lock that has neither waiters nor pending releases.
     fn look_no_more_if_done(&mut self, id: RecordId) {
         let Some(record) = self.records.get_mut(id.0) else {
             return;
@@ -1013,7 +1021,7 @@ impl LockTable {
         }
     }
 
-    /// Whether the lease that was last heard of is over.
+    /// Whether the last known lease is over.
     pub(crate) fn lease_over(&self, id: RecordId, now: Now) -> bool {
         let lease_end = self
             .records
@@ -1022,7 +1030,7 @@ impl LockTable {
         lease_end.is_some_and(|end| end <= now.wall_ms())
     }
 
-    /// Milliseconds until the nearest deadline; 0 if it has passed, none if there is none.
+    /// Milliseconds until the nearest deadline; 0 if it has passed, none without deadlines.
     pub(crate) fn next_deadline(&self, now: Now) -> Option<i64> {
         let wait = self.wait_ends.first();
         let wait = wait.map(|(end, _)| end.saturating_sub(now.mono_ms));
@@ -1033,18 +1041,19 @@ impl LockTable {
         earlier(earlier(wait, over), look).map(|left| left.max(0))
     }
 
-    /// Who has waited longest of those whose wait was not found to be long yet, and since when.
+    /// The waiter that has waited longest of those whose wait was not found to be long yet, and
+    /// since when.
     pub(crate) fn first_unnoticed(&self) -> Option<(i64, WaiterId)> {
         self.unnoticed.first()
     }
 
-    /// Its wait was found to be long.
+    /// The wait of the first unnoticed waiter was found to be long.
     pub(crate) fn pop_unnoticed(&mut self) {
         let waiters = &self.waiters;
         self.unnoticed.pop(|id| waiters.get(id.0).is_some());
     }
 
-    /// Whether somebody has the lock that a waiter waits for, as far as was heard of it.
+    /// Whether the lock that a waiter waits for is held with a lease that ends, as far as is known.
     pub(crate) fn is_leased(&self, id: WaiterId) -> bool {
         let record = self.record_of(id).and_then(|id| self.records.get(id.0));
         record.is_some_and(|record| record.queue.lease_end.is_some())
@@ -1067,8 +1076,8 @@ impl LockTable {
         Some(id)
     }
 
-    /// The locks that are looked at now, whatever was heard of them. Those that somebody waits for
-    /// are looked at again a second later.
+    /// The locks whose look is due now. If such a lock has waiters, its next look is a second
+    /// later.
     pub(crate) fn take_looks(&mut self, now: Now) -> Vec<RecordId> {
         let mut taken = Vec::new();
         while now.mono_ms >= self.no_look_before
@@ -1104,7 +1113,7 @@ impl Places {
         }
     }
 
-    /// Returns the place that was the only one.
+    /// Returns the former place if it was the only one.
     fn add(&mut self, record: RecordId, waiter: WaiterId) -> Option<(RecordId, WaiterId)> {
         match self {
             Self::One(only, first) => {
@@ -1119,7 +1128,7 @@ impl Places {
         }
     }
 
-    /// Of one of several. Returns the place that is the only one from now on.
+    /// Removes one of several places. Returns the place that is now the only one.
     fn remove(&mut self, record: RecordId) -> Option<(RecordId, WaiterId)> {
         let Self::Several(places) = self else {
             return None;
@@ -1147,7 +1156,7 @@ impl Places {
 }
 
 impl Waiter {
-    /// How many joined the queue before it.
+    /// How many waiters joined the queue before it.
     pub(crate) fn order(&self) -> u64 {
         self.order
     }

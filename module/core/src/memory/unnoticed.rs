@@ -1,18 +1,19 @@
-//! The waiters whose wait was not logged as a long one yet.
+//! The waiters whose wait was not logged as long yet.
 
 use crate::values::ids::WaiterId;
 use crate::values::time::Now;
 use std::collections::VecDeque;
 
-/// The waiters that were not noticed yet, in the order in which they began: that of their moments
-/// too, since all are noticed after the same time.
+/// The waiters that were not noticed yet, in the order in which they began to wait. Each is noticed
+/// after the same time, so this is also the order in which they become due.
 #[derive(Debug, Default)]
 pub(crate) struct Unnoticed {
-    /// With the moment at which each began, monotonic, in milliseconds.
+    /// Each with the moment at which it began to wait, monotonic, in milliseconds.
     waiters: VecDeque<(i64, WaiterId)>,
 }
 
-/// Those who have left are forgotten when they are first, or more than so many and half of all.
+/// Waiters that have left are removed when they come first, or when they are more than this many
+/// and more than half of all entries.
 pub(crate) const LEFT_MAX: usize = 64;
 
 impl Unnoticed {
@@ -20,7 +21,8 @@ impl Unnoticed {
         self.waiters.push_back((now.mono_ms, id));
     }
 
-    /// A waiter has left, and so many are there. The first is always one of them.
+    /// A waiter has left; `waiters` are still waiting. Afterwards the first entry is a waiter that
+    /// still waits.
     pub(crate) fn left(
         &mut self,
         id: WaiterId,
@@ -35,12 +37,12 @@ impl Unnoticed {
         }
     }
 
-    /// Since when the first of them has waited.
+    /// The first entry: since when that waiter has waited, and its id.
     pub(crate) fn first(&self) -> Option<(i64, WaiterId)> {
         self.waiters.front().copied()
     }
 
-    /// The first was noticed.
+    /// The first waiter was noticed: removes it.
     pub(crate) fn pop(&mut self, is_there: impl Fn(WaiterId) -> bool) {
         self.waiters.pop_front();
         while let Some((_, first)) = self.waiters.front()

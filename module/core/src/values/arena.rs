@@ -1,27 +1,28 @@
-//! Places for values that are named by small ids, which are never mistaken for later ones.
+//! Storage for values that are named by small ids. An id is never mistaken for that of a later
+//! value.
 
 use std::num::NonZeroU32;
 
-/// The name of a value in an [`Arena`]. It stays invalid after the value was removed, also when the
+/// The id of a value in an [`Arena`]. It stays invalid after the value was removed, also when the
 /// slot is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Id {
     index: u32,
-    /// Drawn anew for each value. It comes round after four billion values, and by then nobody has
-    /// kept an id of the same place.
+    /// A number that each new value gets. It repeats after four billion values, and by then no old
+    /// id of the same slot is in use any more.
     born: NonZeroU32,
 }
 
 impl Id {
-    /// Not above any id: where a range of them begins.
+    /// Smaller than any other id or equal to it: the start of a range of ids.
     pub(crate) const FIRST: Self = Self {
         index: 0,
         born: NonZeroU32::MIN,
     };
 }
 
-/// Values in slots that are used again. The slots come in pages, so that an arena that grows
-/// neither moves what it has nor takes twice the room.
+/// Values in slots that are reused. The slots come in pages, so that an arena that grows neither
+/// moves its values nor allocates twice their memory.
 #[derive(Debug)]
 pub(crate) struct Arena<T> {
     pages: Vec<Vec<Option<(NonZeroU32, T)>>>,
@@ -32,7 +33,7 @@ pub(crate) struct Arena<T> {
 
 const PAGE: u32 = 256;
 
-/// An empty arena keeps up to this many slots, to be used again.
+/// An arena that has become empty keeps its slots if there are at most this many.
 const KEPT_MAX: u32 = 1024;
 
 impl<T> Default for Arena<T> {
@@ -47,7 +48,7 @@ impl<T> Default for Arena<T> {
 }
 
 impl<T> Arena<T> {
-    /// Takes a value in. None if four billion places are taken.
+    /// Stores a value. None if all four billion slots are taken.
     pub(crate) fn insert(&mut self, value: T) -> Option<Id> {
         let index = self.vacant.pop().or_else(|| self.new_slot())?;
         self.last_born = self.last_born.checked_add(1).unwrap_or(NonZeroU32::MIN);
@@ -63,7 +64,7 @@ impl<T> Arena<T> {
         let (_, value) = self.slot_mut(id)?.take_if(|(born, _)| *born == id.born)?;
         self.vacant.push(id.index);
         if self.len() == 0 && self.slots > KEPT_MAX {
-            // Many have left: their slots must not stay behind.
+            // Many values have left: give their memory back.
             (self.pages, self.vacant, self.slots) = (Vec::new(), Vec::new(), 0);
         }
         Some(value)
@@ -115,7 +116,7 @@ impl<T> Arena<T> {
     }
 }
 
-/// The page of a slot, and its place there.
+/// The page of a slot, and the slot's index in it.
 fn place(index: u32) -> (usize, usize) {
     let part = |part: u32| usize::try_from(part).unwrap_or(usize::MAX);
     (part(index.div_euclid(PAGE)), part(index.rem_euclid(PAGE)))

@@ -1,4 +1,4 @@
-//! A circle of owners, each of whom would wait for the next.
+//! A circle of owners: each would wait for the next, and the last for the first.
 
 use crate::values::word::Word;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::rc::Rc;
 /// Owners that would wait for each other, each for the next and the last for the first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Circle {
-    /// Those who are shown, and perhaps more.
+    /// The owners that the text shows, and perhaps more.
     steps: Vec<CircleStep>,
     /// How many owners there are.
     length: usize,
@@ -17,7 +17,7 @@ pub struct Circle {
 pub(crate) struct CircleStep {
     pub(crate) owner: Rc<[u8]>,
     pub(crate) waits_for: Rc<[u8]>,
-    /// None where the caller may not know.
+    /// None where the caller may not read the lock.
     pub(crate) lock: Option<Rc<[u8]>>,
 }
 
@@ -37,7 +37,8 @@ impl Circle {
         Self { steps, length }
     }
 
-    /// Only what is shown of it, and no name of a lock that is longer than this.
+    /// A copy for the log: only the owners that the text shows, and no lock name longer than
+    /// `name_max`.
     pub(crate) fn as_kept(&self, name_max: usize) -> Self {
         let mut kept = Self {
             steps: self.steps.iter().take(SHOWN_MAX).cloned().collect(),
@@ -57,7 +58,7 @@ impl Circle {
         names.sum()
     }
 
-    /// Leaves the names of locks out that the caller may not read.
+    /// Removes the names of locks that the caller may not read.
     pub fn keep_readable(&mut self, mut may_read: impl FnMut(&[u8]) -> bool) {
         for step in &mut self.steps {
             step.lock = step.lock.take().filter(|lock| may_read(lock));
@@ -65,7 +66,7 @@ impl Circle {
     }
 }
 
-/// A longer circle is cut in the error's text.
+/// The text of a longer circle is cut.
 const SHOWN_MAX: usize = 16;
 
 impl fmt::Display for Circle {

@@ -1,28 +1,31 @@
 //! Glob-style patterns over bytes, as the server's KEYS and SCAN match them.
 
-/// A pattern that was read once, to be held against any number of names: `*`, `?`, `[abc]`,
-/// `[a-z]`, `[^a]`, and `\` before a literal byte.
+/// A compiled pattern, to be matched against any number of names: `*`, `?`, `[abc]`, `[a-z]`,
+/// `[^a]`, and `\` before a literal byte.
 ///
-/// The server does nothing else while names are matched, and whoever may call a command chooses the
-/// pattern. So the time does not depend on what stands in it: all places of the pattern that a name
-/// has got to are bits, 64 of them in a word, and each byte of the name moves them all at once.
+/// The server does nothing else while names are matched, and the caller of a command chooses the
+/// pattern, so the time must not depend on the pattern's content. All positions in the pattern that
+/// a name can have reached are bits, 64 in a word, and each byte of the name moves all of them at
+/// once.
 #[derive(Clone, Debug)]
 pub struct Glob {
-    /// How many words the bits of all places take.
+    /// How many words the bits of all positions take.
     words: usize,
-    /// How many elements the pattern has besides its stars; the place behind the last is the end.
+    /// How many elements the pattern has besides its stars. The position behind the last element is
+    /// the end.
     elements: usize,
-    /// For each byte in turn, the places whose element takes it: one place further then.
+    /// For each byte value, the positions whose element accepts it. The name moves one position on
+    /// from there.
     takes: Box<[u64]>,
-    /// The places with a star before them, where any byte leaves the name.
+    /// The positions with a star before them: any byte of the name leaves it there.
     stays: Box<[u64]>,
 }
 
-/// The bytes that an element of a pattern takes.
+/// The bytes that an element of a pattern accepts.
 type Bytes = [bool; 256];
 
 impl Glob {
-    /// Reads a pattern. Every text is one.
+    /// Compiles a pattern. Every text is a valid pattern.
     pub fn new(pattern: &[u8]) -> Self {
         let words = word(pattern.len()).saturating_add(1);
         let mut glob = Self {
@@ -53,8 +56,8 @@ impl Glob {
         self.elements = self.elements.saturating_add(1);
     }
 
-    /// Whether all of `text` matches. Takes a step for each byte of it and each 64 bytes of the
-    /// pattern, at most.
+    /// Whether the whole `text` matches. Takes at most one step for each byte of the text and each
+    /// word of 64 positions.
     pub fn matches(&self, text: &[u8]) -> bool {
         self.matches_counted(text, || ())
     }
@@ -96,7 +99,8 @@ fn is_set(places: &[u64], place: usize) -> bool {
     bits >> (place % 64) & 1 == 1
 }
 
-/// The bytes that the first element takes, and what is left of the pattern, which is not empty.
+/// The bytes that the first element of a pattern accepts, and the rest of the pattern. The pattern
+/// must not be empty.
 fn element(pattern: &[u8]) -> (Bytes, &[u8]) {
     let mut bytes = [false; 256];
     match pattern {
@@ -117,8 +121,8 @@ fn element(pattern: &[u8]) -> (Bytes, &[u8]) {
     }
 }
 
-/// Adds what a class takes, whose opening bracket is gone; what stands behind it. One that is never
-/// closed reaches to the end.
+/// Adds the bytes of a class, behind its opening bracket, and returns the rest of the pattern
+/// behind the class. A class without a closing bracket reaches to the end of the pattern.
 fn class_of<'a>(mut class: &'a [u8], bytes: &mut Bytes) -> &'a [u8] {
     loop {
         class = match class {

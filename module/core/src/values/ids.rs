@@ -1,34 +1,34 @@
-//! Ids of waiters, of records of locks, of holds, sessions and waits for several locks.
+//! Ids of waiters, of locks' records, of holds, of sessions, and of waits for several locks.
 
 use crate::values::arena::Id;
 
-/// The name of a waiter. It stays invalid after the waiter has left.
+/// The id of a waiter. It stays invalid after the waiter has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub(crate) Id);
 
-/// The name of a lock's record. It stays invalid after the record was closed.
+/// The id of a lock's record. It stays invalid after the record was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RecordId(pub(crate) Id);
 
-/// The name of a hold that belongs to a session. It stays invalid after the hold has ended.
+/// The id of a hold that belongs to a session. It stays invalid after the hold has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct HoldId(pub(crate) Id);
 
-/// The name of a session. It stays invalid after the session has ended.
+/// The id of a session. It stays invalid after the session has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub(crate) Id);
 
-/// The name of a wait for several locks. It stays invalid after the wait is over.
+/// The id of a wait for several locks. It stays invalid after the wait is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MultiId(pub(crate) Id);
 
-/// A session, as a command names it.
+/// A session as a command names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionRef<'a> {
-    /// Its name.
+    /// The session's name.
     pub name: &'a [u8],
-    /// The ACL user who names it. The arguments do not say: it is empty, which is nobody, until the
-    /// driver has asked the server.
+    /// The ACL user that names it. It is not among the arguments: it is empty, which is no user,
+    /// until the driver has asked the server.
     pub user: &'a [u8],
 }
 
@@ -38,5 +38,5 @@ impl<'a> From<&'a [u8]> for SessionRef<'a> {
     }
 }
 
-/// A client that waits for events: the driver's handle for it.
+/// The driver's handle for a client that waits for events.
 pub type Listener = usize;

@@ -1,7 +1,7 @@
 //! Limits that clients can meet.
 
-/// The largest lease and the longest wait in milliseconds: 2^53 - 1, which every client language
-/// can write.
+/// The largest lease and the longest wait in milliseconds: 2^53 - 1. Clients in every language can
+/// represent this number.
 pub const INTEGER_MAX: i64 = 9_007_199_254_740_991;
 
 /// The longest owner, in bytes.
@@ -22,19 +22,20 @@ pub const HOLD_COUNT_MAX: i64 = 2_147_483_647;
 /// The most permits, and the largest limit of them.
 pub const PERMITS_MAX: i64 = 2_147_483_647;
 
-/// A search that has reached more owners than this is given up, and the wait refused.
+/// A deadlock search that has reached more owners than this is given up, and the wait is refused.
 pub const CHAIN_MAX: usize = 10_000;
 
-/// So is one that has looked at more places in queues, and at more holders: each owner can wait for
-/// many locks.
+/// A deadlock search that has looked at more waits and holds than this is given up too: each owner
+/// can wait for many locks.
 pub const LOOKS_MAX: usize = 100_000;
 
-/// A lock with a longer name is not logged, and not counted by pattern: what is kept of a name is
-/// all of it, because the ACL is asked about it when somebody reads the log.
+/// A lock with a longer name is neither logged nor counted by pattern. The log cannot keep a
+/// shortened name: when somebody reads the log, the ACL is asked about the whole name.
 pub const LOGGED_NAME_MAX: usize = 4096;
 /// The longest grace that a session may ask for: an hour, in milliseconds. No command ends a
-/// session, so what a client leaves behind has to end by itself before long.
+/// session, so an abandoned session must end by itself before long.
 pub const GRACE_MS_MAX: i64 = 3_600_000;
-/// An empty map keeps room for this many. Thousands of waiters that have left must leave no memory
-/// behind, but a map that is empty after each hand-over need not be allocated for each.
+/// An empty map keeps room for this many entries. More than that is given back, so that thousands
+/// of waiters leave no memory behind. This little is kept, so that a map that becomes empty after
+/// each hand-over is not allocated again each time.
 pub const ROOM_KEPT: usize = 16;

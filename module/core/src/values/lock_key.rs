@@ -1,8 +1,8 @@
-//! Where a lock is in the keyspace.
+//! The place of a lock in the keyspace.
 
 use std::rc::Rc;
 
-/// A lock's place in the keyspace.
+/// A lock's database and key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LockKey {
     /// The number of the database.
@@ -12,7 +12,7 @@ pub struct LockKey {
 }
 
 impl LockKey {
-    /// The same, borrowed.
+    /// The same place, borrowed.
     pub fn as_ref(&self) -> LockRef<'_> {
         LockRef {
             db: self.db,
@@ -30,7 +30,7 @@ impl From<LockRef<'_>> for LockKey {
     }
 }
 
-/// A lock's place in the keyspace, borrowed.
+/// A lock's database and key, borrowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockRef<'a> {
     /// The number of the database.

@@ -5,16 +5,16 @@
 pub enum Mode {
     /// A plain lock: one holder.
     Plain,
-    /// A read-write lock, together with other readers.
+    /// A read-write lock, shared with other readers.
     Read,
-    /// A read-write lock, alone but for one's own reading.
+    /// A read-write lock, exclusive: only the writer itself may also read.
     Write,
-    /// Some of a number of permits.
+    /// Some of the permits of a semaphore.
     Permits,
 }
 
 impl Mode {
-    /// The kind of lock that is held so.
+    /// The kind of lock that is held in this mode.
     pub fn kind(self) -> Kind {
         match self {
             Self::Plain => Kind::Plain,
@@ -25,13 +25,13 @@ impl Mode {
 }
 
 impl Mode {
-    /// The mode whose unlock message is sent when a lock that was found free is handed over to
-    /// somebody who waits for it in this one, and it is not known how it was held.
+    /// The mode whose unlock message is sent when a free lock is handed over to a waiter of this
+    /// mode, and nobody knows in which mode it was held before.
     pub(crate) fn message_when_free(self) -> Self {
         match self {
             Self::Plain => Self::Plain,
             Self::Read | Self::Write => Self::Read,
-            // Of permits there is none.
+            // Permits have no unlock message.
             Self::Permits => Self::Permits,
         }
     }

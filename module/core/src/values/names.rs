@@ -1,30 +1,30 @@
-//! The names that belong to a lock's name, as Redisson forms them: other keys, and channels.
+//! Names that are formed from a lock's name as Redisson forms them: other keys, and channels.
 //!
-//! A lock's name in braces makes the server put what belongs to it into the lock's slot of a
-//! cluster. A name that has a brace already is taken as it is, which is Redisson's rule, with its
-//! trap: `a{b` has a brace but no tag.
+//! They contain the lock's name in braces, so that a cluster puts these keys into the lock's slot.
+//! A name that contains a brace already is used as it is. This is Redisson's rule, and it has a
+//! trap: `a{b` has a brace but no hash tag.
 
 use crate::values::number::Text;
 
-/// What the names of all our commands begin with.
+/// The prefix of the names of all our commands.
 pub const OWN_PREFIX: &[u8] = b"rlock.";
 /// The field of a lock's hash that holds the fencing token.
 pub const FENCE_FIELD: &[u8] = b"fence";
 /// The field that marks a hash as a read-write lock, or as permits.
 pub const MODE_FIELD: &[u8] = b"mode";
-/// What follows the owner in the field of a writer.
+/// The suffix that follows the owner in the field of a writer.
 pub const WRITER_SUFFIX: &[u8] = b":write";
-/// The value of that field of permits.
+/// The value of the mode field of permits.
 pub const PERMITS_MODE: &[u8] = b"permits";
 
-/// A name in its parts, which belong one behind the other.
+/// A name in parts that must be concatenated.
 pub type Parts<'a> = [&'a [u8]; 4];
 
-/// A lock's name as it stands in other names: in braces, unless it has a brace already.
+/// A lock's name as it appears in other names: in braces, unless it contains a brace already.
 #[derive(Clone, Copy, Debug)]
 pub struct Tagged<'a>([&'a [u8]; 3]);
 
-/// A lock's name, to stand in other names.
+/// Prepares a lock's name for use in other names.
 pub fn tagged(name: &[u8]) -> Tagged<'_> {
     if name.contains(&b'{') {
         Tagged([b"", name, b""])
@@ -44,17 +44,17 @@ impl<'a> Tagged<'a> {
         self.after(b"redisson_rwlock:")
     }
 
-    /// The queue of Redisson's fair lock of this name: a list of those who wait.
+    /// The queue of Redisson's fair lock of this name: a list of its waiters.
     pub fn fair_queue(self) -> Parts<'a> {
         self.after(b"redisson_lock_queue:")
     }
 
-    /// Until when those who wait for Redisson's fair lock are taken to be alive: a sorted set.
+    /// A sorted set of Redisson's fair lock: until when each waiter counts as alive.
     pub fn fair_timeouts(self) -> Parts<'a> {
         self.after(b"redisson_lock_timeout:")
     }
 
-    /// The channel on which one who waits for Redisson's fair lock listens.
+    /// The channel on which a waiter for Redisson's fair lock listens.
     pub fn fair_channel(self, waiter: &[u8]) -> Vec<u8> {
         [&self.lock_channel().concat(), &b":"[..], waiter].concat()
     }
@@ -70,35 +70,37 @@ pub fn timeout_key(name: &[u8], owner: &[u8], number: i64) -> Vec<u8> {
     timeout_key_parts(name, owner, &Text::number(number)).concat()
 }
 
-/// The same in its parts, which belong one behind the other.
+/// The parts of that key, which must be concatenated.
 pub fn timeout_key_parts<'a>(name: &'a [u8], owner: &'a [u8], number: &'a Text) -> [&'a [u8]; 7] {
     let Tagged([open, name, close]) = tagged(name);
     let suffix = b":rwlock_timeout:";
     [open, name, close, b":", owner, suffix, number.bytes()]
 }
 
-/// The key of the limit of permits.
+/// The key that stores the limit of permits.
 pub fn limit_key(name: &[u8]) -> Vec<u8> {
     let Tagged([open, name, close]) = tagged(name);
     [open, name, close, b":rlock_limit"].concat()
 }
 
-/// The field of an owner as the writer.
+/// The field of an owner that holds the lock as its writer.
 pub fn writer_field(owner: &[u8]) -> Vec<u8> {
     [owner, WRITER_SUFFIX].concat()
 }
 
-/// Whether the keys beside a lock's own are in its slot of a cluster: the timeout keys of its
-/// readers, whoever they are, and the key of its limit.
+/// Whether the keys beside a lock's own key are in the same slot of a cluster: the timeout keys of
+/// its readers, for any owner, and the key of its limit.
 pub fn side_keys_share_slot(name: &[u8]) -> bool {
     let mut after_brace = name.splitn(2, |byte| *byte == b'{').skip(1);
     match after_brace.next() {
-        // Its own tag is the slot of both, if it is one: braces with something between.
+        // The name has a brace, so none are added. If it has a hash tag (braces with text between
+        // them), the tag decides the slot of all these keys.
         Some(rest) => rest
             .iter()
             .position(|byte| *byte == b'}')
             .is_some_and(|at| at > 0),
-        // The braces that are put around it hold all of it.
+        // Braces are added around the name. The hash tag is then the whole name, unless the name is
+        // empty, or a `}` in it ends the tag early.
         None => !name.is_empty() && !name.contains(&b'}'),
     }
 }

@@ -1,19 +1,20 @@
-//! Numbers and words as they are stored, written on the stack and read. Every command does this,
-//! and the library's formatting takes half as long again.
+//! Numbers and words as they are stored: formatted on the stack, and parsed. Every command does
+//! this, and the library's formatting takes half as long again.
 
-/// A short text.
+/// A short text on the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Text<const N: usize = 24> {
     buffer: [u8; N],
     start: usize,
 }
 
-/// Numbers are read and written eight digits at a time: a token has sixteen, and nearly every
-/// command has one to read or write.
+/// Numbers are formatted and parsed eight digits at a time: a token has sixteen, and nearly every
+/// command formats or parses one.
 const EIGHT_DIGITS: u64 = 100_000_000;
 
-/// Eight digits of a number below [`EIGHT_DIGITS`], each in a byte of its own, the first in the
-/// lowest. Two numbers of four digits are parted into four of two, and these into eight of one.
+/// The eight digits of a number below [`EIGHT_DIGITS`], each in a byte of its own, the first digit
+/// in the lowest byte. The number is split into two of four digits, these into four of two digits,
+/// and these into eight digits.
 fn eight_digits(number: u64) -> u64 {
     let (high, low) = (number / 10_000, number % 10_000);
     let fours = high | (low << 32);
@@ -23,7 +24,7 @@ fn eight_digits(number: u64) -> u64 {
     tens | (twos.wrapping_sub(tens.wrapping_mul(10)) << 8)
 }
 
-/// The number that eight characters are, if all of them are digits.
+/// Parses eight characters, if all of them are digits.
 fn eight_read(digits: [u8; 8]) -> Option<u32> {
     let text = u64::from_le_bytes(digits);
     let above = text.wrapping_add(0x0606_0606_0606_0606);
@@ -35,7 +36,7 @@ fn eight_read(digits: [u8; 8]) -> Option<u32> {
     u32::try_from(number).ok().filter(|_| is_digits)
 }
 
-/// `0` eight times.
+/// Eight characters `0`.
 const ZEROS: u64 = 0x3030_3030_3030_3030;
 const HIGH_HALVES: u64 = 0xf0f0_f0f0_f0f0_f0f0;
 
@@ -43,7 +44,7 @@ impl Text {
     /// A number in decimal.
     pub fn number(number: i64) -> Self {
         let number_abs = number.unsigned_abs();
-        // Eight digits at a time. There are 19 at most, so there is room before them.
+        // Eight digits at a time. There are 19 at most, so 24 bytes leave room for a sign.
         let (above, last) = (number_abs / EIGHT_DIGITS, number_abs % EIGHT_DIGITS);
         let (first, middle) = (above / EIGHT_DIGITS, above % EIGHT_DIGITS);
         let (digits, leading, at) = if above == 0 {
@@ -60,7 +61,7 @@ impl Text {
         for (place, digits) in eights.iter_mut().zip(digits) {
             *place = (digits | ZEROS).to_le_bytes();
         }
-        // The last digit stays, if it is a zero too.
+        // The last digit is kept even if it is a zero.
         let leading_zeros = usize::try_from(leading.trailing_zeros() / 8).unwrap_or(7);
         let start = leading_zeros.min(7).saturating_add(at);
         let text = Self { buffer, start };
@@ -74,7 +75,7 @@ impl Text {
 }
 
 impl<const N: usize> Text<N> {
-    /// No text.
+    /// The empty text.
     pub fn empty() -> Self {
         Self {
             buffer: [0; N],
@@ -82,14 +83,14 @@ impl<const N: usize> Text<N> {
         }
     }
 
-    /// The same with these before it.
+    /// The text with this word before it.
     pub(crate) fn after_all(self, word: &[u8]) -> Self {
         word.iter()
             .rev()
             .fold(self, |text, letter| text.after(*letter))
     }
 
-    /// The same with this before it.
+    /// The text with this character before it.
     pub(crate) fn after(mut self, char: u8) -> Self {
         self.start = self.start.saturating_sub(1);
         if let Some(place) = self.buffer.get_mut(self.start) {
@@ -104,8 +105,8 @@ impl<const N: usize> Text<N> {
     }
 }
 
-/// An integer as the server itself writes and accepts it: no sign but a minus, no leading zeros, no
-/// blanks.
+/// Parses an integer in the form that the server itself writes and accepts: no plus sign, no
+/// leading zeros, no blanks.
 pub(crate) fn integer(bytes: &[u8]) -> Option<i64> {
     let (negative, digits) = match bytes {
         [b'-', digits @ ..] => (true, digits),
@@ -116,8 +117,8 @@ pub(crate) fn integer(bytes: &[u8]) -> Option<i64> {
         [] | [b'0', ..] => return None,
         _ => {}
     }
-    // Counting downwards, because the smallest i64 has no positive twin. The first digits cannot
-    // overflow, and of most numbers those are all.
+    // Count downwards: the smallest i64 has no positive counterpart. The first 18 digits cannot
+    // overflow, and most numbers have no more.
     let (first, rest) = digits.split_at(digits.len().min(DIGITS_THAT_FIT));
     let (eights, others) = first.as_chunks::<8>();
     let mut value: i64 = 0;
@@ -138,7 +139,7 @@ pub(crate) fn integer(bytes: &[u8]) -> Option<i64> {
     }
 }
 
-/// A number of so many digits is an i64.
+/// Any number with this many digits fits into an i64.
 const DIGITS_THAT_FIT: usize = 18;
 
 fn digit(char: u8) -> Option<i64> {

@@ -4,8 +4,8 @@ use crate::values::limits::INTEGER_MAX;
 
 /// The moment of a decision, on two clocks.
 ///
-/// Leases live in the keyspace as TTLs, so they follow the server's wall clock. Waits are ours
-/// alone, so they follow a clock that nobody can step.
+/// Leases are stored in the keyspace as TTLs, so they follow the server's wall clock. Waits are
+/// only in our memory, so they follow a clock that nobody can set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Now {
     /// Wall clock, in microseconds since 1970.
@@ -20,7 +20,7 @@ impl Now {
         self.wall_us.div_euclid(1000)
     }
 
-    /// So many milliseconds later, if nobody sets a clock.
+    /// The moment `ms` milliseconds later, if nobody sets a clock.
     #[must_use]
     pub fn after(self, ms: i64) -> Self {
         Self {
@@ -67,7 +67,7 @@ impl Wait {
     }
 }
 
-/// The earlier of two moments, either of which may not be there.
+/// The earlier of two moments; either may be missing.
 #[inline]
 pub(crate) fn earlier(one: Option<i64>, other: Option<i64>) -> Option<i64> {
     match (one, other) {
@@ -76,10 +76,10 @@ pub(crate) fn earlier(one: Option<i64>, other: Option<i64>) -> Option<i64> {
     }
 }
 
-/// The end of a lease that has none.
+/// The end of a lease that never ends.
 pub const NEVER: i64 = i64::MAX;
 
-/// What is left of a lease that ends then, in milliseconds; -1 if it has no end.
+/// The rest of a lease that ends at `ends_at`, in milliseconds; -1 if it has no end.
 pub(crate) fn ttl_ms(ends_at: Option<i64>, now: Now) -> i64 {
     ends_at.map_or(-1, |end| end.saturating_sub(now.wall_ms()).max(0))
 }

@@ -20,11 +20,11 @@ impl Token {
         self.0.get()
     }
 
-    /// Reads the value of a lock's `fence` field: a `t`, then the number in plain decimal.
+    /// Parses the value of a lock's `fence` field: a `t`, then the number in plain decimal.
     ///
     /// The `t` is there because Redisson's read-unlock script, run on a plain lock by mistake,
-    /// counts down from every field that is a bare number. Anything else is somebody else's value:
-    /// no token.
+    /// counts down from every field that is a bare number. Another client wrote any other value: it
+    /// is no token.
     pub fn from_field(value: &[u8]) -> Option<Self> {
         let digits = value.strip_prefix(b"t")?;
         number::integer(digits).and_then(Self::new)
@@ -32,8 +32,8 @@ impl Token {
 }
 
 impl Token {
-    /// Reads the value of a reader's timeout key: the number in plain decimal. Redisson writes `1`,
-    /// which is no token.
+    /// Parses the value of a reader's timeout key: the number in plain decimal. Redisson writes
+    /// `1`, which is no token.
     pub fn from_timeout(value: &[u8]) -> Option<Self> {
         number::integer(value)
             .filter(|number| *number > 1)
@@ -43,9 +43,9 @@ impl Token {
 
 /// Mints tokens that never repeat and never go back, although the clock may.
 ///
-/// Each is `max(last + 1, wall clock in microseconds)`. The mark starts ahead of the clock by a
-/// guard, so tokens grow across restarts and failovers as long as the clocks involved differ by
-/// less than it.
+/// Each is `max(last + 1, wall clock in microseconds)`. At the start `last` is set ahead of the
+/// clock by a guard, so tokens grow across restarts and failovers as long as the clocks involved
+/// differ by less than the guard.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokenMint {
     last: i64,
@@ -55,11 +55,12 @@ pub struct TokenMint {
     last_at: i64,
 }
 
-/// Grants of one instant may run ahead of the clock by this much and still tell their moment.
+/// A token that is ahead of the clock by no more than this still tells when it was minted: several
+/// grants of the same microsecond run ahead a little.
 const CLOCK_SLACK_US: i64 = 1000;
 
 impl TokenMint {
-    /// Lifts the mark to `guard_ms` ahead of the clock: at start, after loading, at promotion.
+    /// Raises `last` to `guard_ms` ahead of the clock: at the start, after loading, at a promotion.
     pub fn start(&mut self, wall_us: i64, guard_ms: i64) {
         let mark = wall_us.saturating_add(guard_ms.saturating_mul(1000));
         self.last = self.last.max(mark);
@@ -75,13 +76,13 @@ impl TokenMint {
         Token(NonZeroI64::new(next).unwrap_or(NonZeroI64::MIN))
     }
 
-    /// The wall-clock moment at which this token was minted, where the token tells it: one from the
-    /// clock does, one minted while the mark was ahead of the clock does not.
+    /// The wall-clock moment at which this token was minted, if the token tells it. A token taken
+    /// from the clock does; one minted while `last` was ahead of the clock does not.
     pub fn minted_at(&self, token: Token) -> Option<i64> {
         (token.get() > self.ahead_of_clock).then(|| token.get())
     }
 
-    /// The same, and of the latest token in any case: whoever asks at a grant knows its moment.
+    /// The same, but for the latest token its moment is always known.
     pub(crate) fn granted_at(&self, token: Token) -> Option<i64> {
         let is_last = token.get() == self.last;
         is_last

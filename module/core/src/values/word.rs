@@ -1,8 +1,8 @@
-//! Clients' words in error texts.
+//! Words of clients in error texts.
 
 use std::fmt;
 
-/// A client's word as an error text may show it: printable, and not longer than a line can bear.
+/// A client's word as an error text may show it: printable, and of limited length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Word(String);
 

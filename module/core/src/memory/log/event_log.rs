@@ -1,9 +1,8 @@
-//! What an operator asks about afterwards (RLOCK.LOG): locks that were lost or broken, waits and
-//! holds that were long, waits that were refused.
+//! The log that an operator reads with RLOCK.LOG: locks that were lost or broken, long waits and
+//! long holds, and waits that were refused.
 //!
-//! The latest entries are kept in memory, in a bounded number and of a bounded size. While nothing
-//! is logged, nothing is allocated or looked up for it: whoever has something to log asks first
-//! whether the log is on.
+//! The latest entries are kept in memory. Their number and their size are bounded. While the log is
+//! off, nothing is allocated or looked up for it: the callers ask first whether it is on.
 
 use crate::values::circle::Circle;
 use crate::values::limits::{LOGGED_NAME_MAX, OWNER_LEN_MAX};
@@ -15,33 +14,33 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-/// What is logged, and how much of it is kept. All of it is off by default.
+/// Which events are logged, and how many entries are kept. All of it is off by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogOptions {
-    /// How many entries are kept; 0 turns the log off.
+    /// The maximum number of entries; 0 turns the log off.
     pub max_len: usize,
-    /// Holds that lasted so long are logged, in milliseconds; 0 is never.
+    /// Holds that lasted at least this long are logged, in milliseconds; 0 is never.
     pub holds_ms: i64,
-    /// Waits that last so long are logged, in milliseconds; 0 is never.
+    /// Waits that last at least this long are logged, in milliseconds; 0 is never.
     pub waits_ms: i64,
 }
 
-/// What is logged.
+/// The kind of a logged event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogEvent {
-    /// A session's hold has ended that its owner did not give back.
+    /// A session's hold ended, and its owner had not given it back.
     Lost,
     /// BREAK ended a hold.
     Broken,
     /// A wait was refused because it could never have ended.
     Deadlock,
-    /// A wait lasts for long.
+    /// A wait is long.
     LongWait,
-    /// A hold that was given back has lasted for long.
+    /// A hold that was given back was long.
     LongHold,
-    /// A session ended that had holds.
+    /// A session ended that still had holds.
     SessionEnded,
-    /// A wait was refused because there is no room for it.
+    /// A wait was refused because there was no room for it.
     QueueFull,
 }
 
@@ -60,13 +59,13 @@ impl LogEvent {
     }
 }
 
-/// Of a session that ends with holds, the names of so many locks are kept.
+/// When a session ends with holds, at most this many of their locks are named.
 const LOCKS_NAMED_MAX: usize = 8;
 
-/// Of an owner that somebody else wrote, which can have any length, so much is kept.
+/// An owner that another client wrote can have any length. At most this many bytes of it are kept.
 const OWNER_KEPT_MAX: usize = OWNER_LEN_MAX;
 
-/// Names and texts of all entries together take no more bytes than this. The oldest go first.
+/// The names and texts of all entries take at most this many bytes. The oldest entries go first.
 const BYTES_MAX: usize = 8 << 20;
 
 /// An entry of the log.
@@ -76,21 +75,22 @@ pub struct LogEntry {
     time_ms: i64,
     event: LogEvent,
     db: i32,
-    /// None if it is about several locks.
+    /// None if the entry is about several locks.
     key: Option<Rc<[u8]>>,
     owner: Option<Rc<[u8]>>,
     token: Option<Token>,
     text: Text,
-    /// How often the same has happened again while this was the newest entry.
+    /// How often the same event has happened again while this was the newest entry.
     repeated: u64,
 }
 
-/// The words of an entry. Names of locks in them are kept apart, for they are not for everybody.
+/// The text of an entry. Names of locks are stored apart from it, because not every reader may see
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Text {
     Plain(String),
     Circle(Circle),
-    /// The text, and the locks that are named behind it.
+    /// The text, and the locks that are named after it.
     Locks(String, Vec<Rc<[u8]>>),
 }
 
@@ -107,29 +107,29 @@ impl Text {
     }
 }
 
-/// An entry as somebody may see it.
+/// An entry as one reader may see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogView {
-    /// Its number, which is larger than that of every earlier entry.
+    /// The entry's number, which is larger than the number of every earlier entry.
     pub id: u64,
     /// When it happened, in milliseconds of the wall clock.
     pub time_ms: i64,
-    /// What happened.
+    /// The kind of event.
     pub event: LogEvent,
     /// The number of the database.
     pub db: i32,
-    /// The lock; none if it is about several.
+    /// The lock; none if the entry is about several.
     pub key: Option<Rc<[u8]>>,
-    /// Whose hold or wait it was, if that is known.
+    /// The owner of the hold or of the wait, if known.
     pub owner: Option<Rc<[u8]>>,
     /// The token of the hold, if there was one and it is known.
     pub token: Option<Token>,
-    /// More about it, in words.
+    /// Details, in words.
     pub text: String,
 }
 
 impl LogEntry {
-    /// Whether it is about a lock whose name is such.
+    /// Whether the entry is about a lock whose name `matches`.
     pub fn is_about(&self, mut matches: impl FnMut(&[u8]) -> bool) -> bool {
         match (&self.key, &self.text) {
             (Some(key), _) => matches(key),
@@ -138,8 +138,8 @@ impl LogEntry {
         }
     }
 
-    /// The entry for somebody who may read these locks; none for somebody who may not read the one
-    /// that it is about.
+    /// The entry for a reader who may read these locks. None if the reader may not read the lock
+    /// that it is about, or none of several.
     pub fn seen_by(&self, mut may_read: impl FnMut(&[u8]) -> bool) -> Option<LogView> {
         if self.key.as_ref().is_some_and(|key| !may_read(key)) {
             return None;
@@ -178,7 +178,7 @@ impl LogEntry {
         })
     }
 
-    /// How many bytes it keeps.
+    /// How many bytes it takes.
     fn size(&self) -> usize {
         let len = |bytes: &Option<Rc<[u8]>>| bytes.as_ref().map_or(0, |bytes| bytes.len());
         len(&self.key)
@@ -191,15 +191,15 @@ impl LogEntry {
 #[derive(Debug, Default)]
 pub(crate) struct EventLog {
     pub(crate) options: LogOptions,
-    /// The newest is the last.
+    /// The newest entry is the last.
     entries: VecDeque<Rc<LogEntry>>,
-    /// How many bytes they keep together.
+    /// How many bytes all entries take.
     bytes: usize,
     last_id: u64,
 }
 
 impl EventLog {
-    /// Whether anything is kept.
+    /// Whether entries are kept.
     pub(crate) fn is_on(&self) -> bool {
         self.options.max_len > 0
     }
@@ -209,18 +209,18 @@ impl EventLog {
         self.trim();
     }
 
-    /// Forgets all entries. Later ones have larger numbers all the same.
+    /// Forgets all entries. The numbers of later entries still grow.
     pub(crate) fn reset(&mut self) {
         self.entries = VecDeque::new();
         self.bytes = 0;
     }
 
-    /// The newest first.
+    /// All entries, the newest first.
     pub(crate) fn entries(&self) -> impl Iterator<Item = &Rc<LogEntry>> {
         self.entries.iter().rev()
     }
 
-    /// Logs something about one lock.
+    /// Logs an event at one lock.
     pub(crate) fn add(
         &mut self,
         event: LogEvent,
@@ -246,7 +246,7 @@ impl EventLog {
         }
     }
 
-    /// A wait is refused because there is no room for it.
+    /// Logs a wait that is refused because there is no room for it.
     pub(crate) fn add_full(
         &mut self,
         lock: LockRef<'_>,
@@ -259,8 +259,9 @@ impl EventLog {
         }
     }
 
-    /// The same once more, if the newest entry says so of this lock: callers that are refused again
-    /// and again do not drive all other entries out.
+    /// Counts an event in the newest entry, if that is about the same lock and the same event.
+    /// Returns whether it is. Without this, callers that are refused again and again would push all
+    /// other entries out.
     fn repeat(
         &mut self,
         event: LogEvent,
@@ -276,7 +277,7 @@ impl EventLog {
         is_repeated
     }
 
-    /// Logs something about several locks. Nothing if none of their names can be kept.
+    /// Logs an event about several locks. Does nothing if all their names are too long to be kept.
     pub(crate) fn add_of_several<'a>(
         &mut self,
         event: LogEvent,
@@ -349,28 +350,28 @@ impl EventLog {
             };
             self.bytes = self.bytes.saturating_sub(oldest.size());
         }
-        // Room for many more is given back.
+        // Give back memory for many more entries than there are.
         if self.entries.capacity() > self.entries.len().saturating_mul(4).max(64) {
             self.entries.shrink_to_fit();
         }
     }
 }
 
-/// At most so many lines of long waits go into the server's log in a second.
+/// At most this many lines about long waits go into the server's log in one second.
 const LINES_PER_SECOND: usize = 10;
 
 const SECOND_MS: i64 = 1000;
 
-/// Which of the server's log lines may be written, and how many were left out.
+/// Limits the lines in the server's log, and counts those that were left out.
 #[derive(Debug, Default)]
 pub(crate) struct LogLines {
-    /// When the latest lines were written, monotonic, in milliseconds.
+    /// When each of the latest lines was written, monotonic, in milliseconds.
     written: VecDeque<i64>,
     left_out: u64,
 }
 
 impl LogLines {
-    /// Whether another line may be written now; if not, it is counted.
+    /// Whether another line may be written now. If not, it is counted as left out.
     pub(crate) fn take(&mut self, now: Now) -> bool {
         if self.written.len() < LINES_PER_SECOND {
             self.written.push_back(now.mono_ms);
@@ -385,23 +386,23 @@ impl LogLines {
         true
     }
 
-    /// When a line may be written again, after so many.
+    /// When the next line may be written once the limit is reached.
     fn free_at(&self) -> Option<i64> {
         let first = self.written.front()?;
         Some(first.saturating_add(SECOND_MS))
     }
 
-    /// Whether none was left out.
+    /// Whether no line was left out.
     pub(crate) fn are_whole(&self) -> bool {
         self.left_out == 0
     }
 
-    /// When it is to be said how many lines were left out, monotonic, in milliseconds.
+    /// When the number of lines left out must be logged, monotonic, in milliseconds.
     pub(crate) fn deadline(&self) -> Option<i64> {
         self.free_at().filter(|_| self.left_out > 0)
     }
 
-    /// How many were left out, if that is to be said now.
+    /// The number of lines left out, if it must be logged now.
     pub(crate) fn take_left_out(&mut self, now: Now) -> Option<u64> {
         self.deadline().filter(|at| *at <= now.mono_ms)?;
         Some(std::mem::take(&mut self.left_out))

@@ -1,41 +1,41 @@
-//! What happened so far, in numbers.
+//! Counters and histograms of everything that happened since the start.
 
 /// Counters since start, for `INFO rlock`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
-    /// Locks given to somebody who did not hold them, hand-overs included.
+    /// Grants of locks to owners that did not hold them, hand-overs included.
     pub grants: u64,
     /// Holds entered once more by their owner.
     pub reentries: u64,
     /// Grants to a waiter in a queue.
     pub handovers: u64,
-    /// Waiters whose wait ended without the lock.
+    /// Waits that ended without the lock because their time was over.
     pub timeouts: u64,
     /// Waiters taken out by CANCEL, or replaced by their owner's newer connection.
     pub cancels: u64,
-    /// Waiters that left with their connection, or were unblocked.
+    /// Waiters that left because their connection closed, or because they were unblocked.
     pub departures: u64,
-    /// Grants taken back because their waiter was gone before it could hear of them.
+    /// Grants taken back because the waiter's connection closed before it was told.
     pub grants_taken_back: u64,
     /// Successful RENEWs.
     pub renewals: u64,
     /// RENEWs of a hold that was lost.
     pub renewals_lost: u64,
-    /// RELEASEs of one hold each.
+    /// RELEASEs, each of one hold.
     pub releases: u64,
-    /// Locks broken.
+    /// Locks that BREAK ended.
     pub breaks: u64,
     /// Waits refused because they could never have ended.
     pub deadlocks_refused: u64,
-    /// Holds whose session ended before them, and that were released with it.
+    /// Holds that were released because their session ended.
     pub session_releases: u64,
     /// Holds whose session was told that they were lost.
     pub holds_lost: u64,
     /// Sessions that ended because they left too many events unfetched.
     pub sessions_overflowed: u64,
-    /// Leases whose end was noticed while somebody waited.
+    /// Leases whose end was noticed while the lock had waiters.
     pub expiries: u64,
-    /// The most waiters there ever were at once.
+    /// The largest number of waiters at one time.
     pub waiters_peak: u64,
     /// How long granted waiters had waited, in milliseconds.
     pub wait_ms: Histogram,
@@ -48,10 +48,10 @@ pub(crate) fn count(counter: &mut u64) {
     *counter = counter.saturating_add(1);
 }
 
-/// How many values fell below each bound.
+/// A histogram: how many values fell below each bound.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Histogram {
-    /// Those above the bound before and not above this one.
+    /// For each bound, the number of values that are not above it but above the bound before.
     within: [u64; Self::BOUNDS.len()],
     count: u64,
     sum: u64,
@@ -73,7 +73,7 @@ impl Histogram {
         self.sum = self.sum.saturating_add(value);
     }
 
-    /// Each bound, and how many values were not above it.
+    /// Each bound, and how many values are not above it.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let add = |below: &mut u64, within: u64| {
             *below = below.saturating_add(within);
@@ -83,12 +83,12 @@ impl Histogram {
         Self::BOUNDS.into_iter().zip(below)
     }
 
-    /// How many values there were.
+    /// The number of values.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// What they add up to.
+    /// The sum of all values.
     pub fn sum(&self) -> u64 {
         self.sum
     }

@@ -1,23 +1,23 @@
-//! Counters by the names of locks: `rlock.metrics-patterns`.
+//! Counters by patterns of lock names: `rlock.metrics-patterns`.
 
 use crate::memory::log::metrics::Histogram;
 use crate::values::glob::Glob;
 use crate::values::limits::LOGGED_NAME_MAX;
 
-/// The most patterns.
+/// The largest number of patterns.
 pub const PATTERNS_MAX: usize = 16;
 
 /// The longest pattern, in bytes.
 pub const PATTERN_LEN_MAX: usize = 256;
 
-/// What happened to the locks whose names match a pattern, and no pattern before it.
+/// The counters of the locks whose names match a pattern and none of the patterns before it.
 #[derive(Clone, Debug, Default)]
 pub struct PatternCounters {
     /// The pattern.
     pub pattern: Box<[u8]>,
-    /// Locks given to somebody who did not hold them, hand-overs included.
+    /// Grants of locks to owners that did not hold them, hand-overs included.
     pub grants: u64,
-    /// Waits that began; one for several locks at each of them.
+    /// Waits that began. A wait for several locks counts at each of them.
     pub waits: u64,
     /// Holds whose session was told that they were lost.
     pub lost: u64,
@@ -27,17 +27,17 @@ pub struct PatternCounters {
     pub hold_ms: Histogram,
 }
 
-/// The patterns that are counted by, in their order.
+/// The patterns by which locks are counted, in their order.
 #[derive(Debug, Default)]
 pub(crate) struct Patterns {
-    /// As they were set.
+    /// The patterns as they were set.
     text: Box<[u8]>,
-    /// Of each, in the same order.
+    /// One glob for each pattern, in the same order.
     globs: Vec<Glob>,
     counters: Vec<PatternCounters>,
 }
 
-/// Whether a text is patterns, separated by spaces, that can be counted by.
+/// Whether a text is a valid list of patterns, separated by spaces.
 pub fn are_patterns(text: &[u8]) -> bool {
     let fits = |pattern: &[u8]| pattern.len() <= PATTERN_LEN_MAX;
     each_of(text).all(fits) && each_of(text).count() <= PATTERNS_MAX
@@ -49,7 +49,8 @@ fn each_of(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 impl Patterns {
-    /// Counts by these from now on, and from zero. If they are set already, goes on.
+    /// Counts by these patterns from now on, and from zero. If they are set already, the counters
+    /// go on.
     pub(crate) fn set(&mut self, text: &[u8]) {
         if *text == *self.text {
             return;
@@ -66,7 +67,7 @@ impl Patterns {
     }
 
     /// The counters of the first pattern that a name matches. A name that is too long for the log
-    /// is not looked at: the time that a pattern takes grows with the name.
+    /// is not matched, because matching takes longer the longer the name is.
     #[inline]
     pub(crate) fn of(&mut self, name: &[u8]) -> Option<&mut PatternCounters> {
         if self.counters.is_empty() {
