@@ -176,3 +176,74 @@ fn while_the_cluster_is_down_no_end_of_a_lease_grants() {
 fn nor_does_one_where_reads_are_allowed_meanwhile() {
     leases_end("yes");
 }
+
+// --- Slots on their way --------------------------------------------------------------------------
+
+/// The node serves the slot only to clients that send ASKING, as the timer does not.
+#[test]
+fn a_hold_at_the_node_that_a_slot_moves_to_ends_with_its_session() {
+    let cluster = Cluster::start();
+    cluster.open_slot_of("k");
+    let server = &cluster.second;
+    let life = server.session_connection("s");
+    let hold = "RLOCK.ACQUIRE k alice 600000 SESSION s";
+    let replies = server.connect().pipeline(&["ASKING", hold]);
+    replies[1].held();
+    life.close();
+    until("the session has ended", || {
+        server.info_number("rlock_sessions") == 0
+    });
+    cluster.close_slot_of("k");
+    until("the hold is released", || server.run("EXISTS k") == 0);
+}
+
+#[test]
+fn a_hold_whose_slot_has_no_owner_for_a_while_ends_with_its_session() {
+    let node = Server::builder().config("cluster-require-full-coverage no");
+    let cluster = Cluster::of(&node);
+    let server = &cluster.first;
+    let life = server.session_connection("s");
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE k alice 600000 SESSION s").held();
+    let slot = slot_of(server, "k");
+    assert_eq!(conn.run(format!("CLUSTER DELSLOTS {slot}")), "OK");
+    life.close();
+    until("the session has ended", || {
+        server.info_number("rlock_sessions") == 0
+    });
+    assert_eq!(conn.run(format!("CLUSTER ADDSLOTS {slot}")), "OK");
+    until("the hold is released", || conn.run("EXISTS k") == 0);
+}
+
+/// While the slot moves the key cannot be looked at. What is known of the hold must not be forgotten
+/// with that, or the other key of the same owner would be taken for it.
+#[test]
+fn a_writer_whose_key_is_replaced_while_its_slot_moves_has_lost_it() {
+    let cluster = Cluster::start();
+    let server = &cluster.first;
+    let mut life = server.session_connection("s");
+    let mut conn = server.connect();
+    let commands = [
+        "RLOCK.ACQUIRE {t}w alice 600000 WRITE SESSION s",
+        "RLOCK.ACQUIRE {t}other alice 900000 WRITE",
+    ];
+    for reply in conn.pipeline(&commands) {
+        reply.held();
+    }
+    cluster.open_slot_of("{t}w");
+    assert_eq!(conn.run("RENAME {t}other {t}w"), "OK");
+    // The timer has looked, in vain, and will look again.
+    thread::sleep(Duration::from_millis(1200));
+    let stable = format!("CLUSTER SETSLOT {} STABLE", slot_of(server, "{t}w"));
+    for node in [&cluster.first, &cluster.second] {
+        assert_eq!(node.run(&stable), "OK");
+    }
+    let told = life.run("RLOCK.EVENTS s BLOCK 10000").events();
+    assert_eq!(told[0].0, "lost {t}w alice");
+    assert_eq!(told[0].1, "deleted");
+    life.close();
+    until("the session has ended", || {
+        server.info_number("rlock_sessions") == 0
+    });
+    assert_eq!(conn.run("HGET {t}w alice:write"), "1");
+}

@@ -156,3 +156,19 @@ fn a_writer_whose_expiry_others_change_keeps_its_lock() {
         });
     }
 }
+
+/// A reading prolongs the key, and with it the writer's hold: it is the same one afterwards.
+#[test]
+fn a_writer_that_reads_for_longer_keeps_its_lock_when_its_database_is_swapped_away_and_back() {
+    let server = Server::start();
+    let mut life = server.session_connection("s");
+    let mut conn = server.connect();
+    conn.run("RLOCK.ACQUIRE k alice 9000 WRITE SESSION s")
+        .held();
+    conn.run("RLOCK.ACQUIRE k alice 600000 READ SESSION s")
+        .held();
+    conn.pipeline(&["MULTI", "SWAPDB 0 1", "SWAPDB 0 1", "EXEC"]);
+    assert!(life.run("RLOCK.EVENTS s BLOCK 200").events().is_empty());
+    life.close();
+    until("both holds are released", || conn.run("EXISTS k") == 0);
+}

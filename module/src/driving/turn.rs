@@ -4,7 +4,7 @@
 
 use crate::clock;
 use crate::driving::pump;
-use crate::ffi::{self, Ctx, OwnedStr, Presence, Scan, Str};
+use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Presence, Scan, Str};
 use crate::memory::state;
 use crate::reading::cluster;
 use crate::reading::keys::{Access, OpenLock, READ_ANEW_MAX};
@@ -306,14 +306,16 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
             (false, false)
         }
     };
+    let is_release = matches!(purpose, Purpose::Release(_));
     if may_write {
         match presence(ctx, name) {
             Presence::Here => {}
             Presence::Unknown => return Some(Read::Unknown),
+            // The slot has no owner, or this node is about to get it and serves it only to clients
+            // that send ASKING: the hold must end here, but later.
+            Presence::Elsewhere if is_release && is_there(ctx, name) => return Some(Read::Unknown),
             // The hold is not at this node any more, so nothing is left to release.
-            Presence::Elsewhere if matches!(purpose, Purpose::Release(_)) => {
-                return Some(Read::NotHere(0));
-            }
+            Presence::Elsewhere if is_release => return Some(Read::NotHere(0)),
             Presence::Elsewhere => {
                 let moved = cluster::redirection(ctx, name.bytes());
                 return Some(moved.map_or(Read::Unknown, Read::Elsewhere));
@@ -322,6 +324,11 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
     }
     let is_torn = of_several_keys && !slot_is_settled(ctx, name.bytes());
     is_torn.then_some(Read::Unknown)
+}
+
+/// Whether the key is at this node, whoever serves it.
+fn is_there(ctx: Ctx<'_>, name: Str<'_>) -> bool {
+    Key::open_to_peek(ctx, name).key_type() != KeyType::Missing
 }
 
 /// Whether a hold in this mode is stored in several keys.

@@ -410,9 +410,13 @@ impl<'a> Ctx<'a> {
         let reply = server!(RedisModule_Call(self.raw, command, format, key.raw, none));
         // The interface reports the reason in errno, which the next call may change.
         let reason = io::Error::last_os_error().kind();
-        // A dry run has a reply if it was refused. Any other run has one if it was carried out: a
-        // lock is no set, so the reply is then an error of the command itself.
-        let is_refused = CallReply::of(reply).is_some() == dry;
+        // A dry run answers with an error if it was refused, and else with nothing, or on Valkey 9
+        // with a reply of no type. Any other run has no reply if it was refused. If it was carried
+        // out, its reply may be an error too, that of the command itself: a lock is no set.
+        let is_refused = match CallReply::of(reply) {
+            Some(reply) => dry && reply.is_error(),
+            None => !dry,
+        };
         match (is_refused, reason) {
             (false, _) => Presence::Here,
             (true, ErrorKind::PermissionDenied) => Presence::Elsewhere,
@@ -567,6 +571,9 @@ pub(crate) enum EventClass {
 
 /// The type of a reply that is a string.
 const STRING: c_int = 0;
+
+/// The type of a reply that is an error.
+const ERROR: c_int = 1;
 const _: () = assert!(raw::REDISMODULE_REPLY_STRING == 0);
 
 /// The reply of a command that we called.
@@ -579,6 +586,10 @@ impl CallReply {
 
     fn is_string(&self) -> bool {
         server!(RedisModule_CallReplyType(self.0)) == STRING
+    }
+
+    fn is_error(&self) -> bool {
+        server!(RedisModule_CallReplyType(self.0)) == ERROR
     }
 
     /// The text of a string or an error; empty for any other reply.

@@ -14,6 +14,7 @@ use crate::interface::effect::{Field, Holder, TimeoutKey, Value, Write};
 use crate::interface::error::CommandError;
 use crate::interface::request::{Acquire, Release, Renew, WaitMode};
 use crate::interface::stored::{Count, ReadHold, ReadWrite, Stored};
+use crate::memory::hold::HoldIndex;
 use crate::memory::log::metrics::count;
 use crate::values::ids::{SessionId, WaiterId};
 use crate::values::limits::INTEGER_MAX;
@@ -232,8 +233,25 @@ impl Decision<'_> {
             // the writer.
             let table = &mut self.locks.table;
             table.prolong_writer(self.at, hash.ends_at, end);
+            self.move_writers_end(hash.ends_at, end);
         }
         self.check_after(key_end.or(hash.ends_at));
+    }
+
+    /// Notes the key's new end with the writer's hold, if a session has it: by its end the hold is
+    /// told from one in another key.
+    fn move_writers_end(&mut self, was: Option<i64>, end: i64) {
+        if self.locks.holds.len() == 0 {
+            return;
+        }
+        let record = self.locks.table.find(self.at);
+        let index = record.and_then(|record| self.locks.table.holds(record));
+        for id in index.map_or_else(Vec::new, HoldIndex::all) {
+            let hold = self.locks.holds.get(id);
+            if hold.is_some_and(|hold| hold.mode == Mode::Write) {
+                self.locks.holds.end_moved(id, was, end);
+            }
+        }
     }
 
     // --- Entering --------------------------------------------------------------------------------

@@ -162,6 +162,9 @@ impl HoldIndex {
     }
 }
 
+/// A hold whose key cannot be read now is looked at again after this time.
+const CHECK_AGAIN_MS: i64 = 1000;
+
 /// All holds that belong to sessions.
 #[derive(Debug, Default)]
 pub(crate) struct SessionHolds {
@@ -307,7 +310,28 @@ impl SessionHolds {
         };
         hold.ends_at = ends_at;
         hold.replaced = false;
-        let Some(check_at) = ends_at.map(|end| end.saturating_add(1)) else {
+        if let Some(end) = ends_at {
+            self.check_at(id, end.saturating_add(1));
+        }
+    }
+
+    /// Looks at the key again a second from now, because it could not be read. The mark of the hold
+    /// stays as it is: by that the hold is told from another one then.
+    pub(crate) fn check_again(&mut self, id: HoldId, now: Now) {
+        self.check_at(id, now.wall_ms().saturating_add(CHECK_AGAIN_MS));
+    }
+
+    /// The lease ends at `end` now, if it was to end at `was`.
+    pub(crate) fn end_moved(&mut self, id: HoldId, was: Option<i64>, end: i64) {
+        if let Some(hold) = self.arena.get_mut(id.0)
+            && hold.ends_at == was
+        {
+            hold.ends_at = Some(end);
+        }
+    }
+
+    fn check_at(&mut self, id: HoldId, check_at: i64) {
+        let Some(hold) = self.arena.get_mut(id.0) else {
             return;
         };
         if hold.check_at.is_some_and(|earlier| earlier <= check_at) {

@@ -147,12 +147,12 @@ struct LockRecord {
 /// the lock has waiters, or later if too many looks are due.
 const LOOK_EVERY_MS: i64 = 1000;
 
-/// So many looks are made at once, and the next after this pause, in the order in which they were
-/// due. Without this bound 300,000 locks that are waited for would keep the server busy, though
-/// nothing happens. With it all looks together are 3,000 a second, so each of those locks is looked
-/// at every 100 seconds. The end of a lease does not wait for that: it is a deadline of its own. To
-/// wake the server costs as much as dozens of looks, so they come in portions; and a portion of these
-/// is no longer than what the server does for a few commands.
+/// At most this many looks are made at once, and the next after this pause, in the order in which
+/// they were due. Without this bound 300,000 locks with waiters would keep the server busy although
+/// nothing happens. With it there are 3,000 looks a second, so each of those locks is looked at
+/// every 100 seconds. The end of a lease does not wait for a look: it is a deadline of its own.
+/// Waking the server costs as much as dozens of looks, so they come in portions. A portion takes no
+/// longer than a few commands.
 const LOOKS_AT_ONCE: usize = 75;
 const LOOKS_PAUSE_MS: i64 = 25;
 
@@ -979,7 +979,19 @@ impl LockTable {
         }
         record.queue.lease_end = lease_end;
         // A key is expired when the clock is past its end, not when the clock has reached it.
-        let Some(over_at) = lease_end.map(|end| end.saturating_add(1)) else {
+        if let Some(end) = lease_end {
+            self.lease_over_at(id, end.saturating_add(1));
+        }
+    }
+
+    /// Looks at a lock a second from now, since it was not known which node serves its key. The
+    /// lease may be over, so this look does not wait behind those at other locks.
+    pub(crate) fn retry(&mut self, id: RecordId, now: Now) {
+        self.lease_over_at(id, now.wall_ms().saturating_add(LOOK_EVERY_MS));
+    }
+
+    fn lease_over_at(&mut self, id: RecordId, over_at: i64) {
+        let Some(record) = self.records.get_mut(id.0) else {
             return;
         };
         if record

@@ -770,7 +770,7 @@ impl Locks {
         };
         // Not all keys of this lock can be read here now. Nothing else is decided at such a lock.
         if let Read::Unknown = read {
-            self.table.look_again(record, now);
+            self.table.retry(record, now);
             return turn.unreadable.push(record);
         }
         let may_outlive = self.table.set_outlived(record, others_are_brief);
@@ -827,8 +827,8 @@ impl Locks {
                 self.dismiss_some(queue, &error, effects);
             }
             // It is not known which node serves the key. Here it looks free, so a grant could be
-            // the second one. The next look is on its way.
-            _ => {}
+            // the second one.
+            _ => self.table.retry(queue, now),
         }
     }
 
@@ -882,10 +882,7 @@ impl Locks {
                 self.table.forget_writer(lock.as_ref());
                 self.forget_hold(id);
             }
-            _ => {
-                let later = now.wall_ms().saturating_add(1000);
-                self.holds.check_after(id, Some(later));
-            }
+            _ => self.holds.check_again(id, now),
         }
     }
 

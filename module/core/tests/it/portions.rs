@@ -461,3 +461,28 @@ fn sessions_whose_graces_end_together_end_in_portions() {
     assert_eq!(portions, [500; 5]);
     assert_eq!(locks.gauges(), Gauges::default());
 }
+
+/// The slot of the lock was on its way when its lease ended. Its next look is behind those of many
+/// others, and must not be what tells its waiter that it is free.
+#[test]
+fn a_lease_that_ended_while_nobody_knew_who_serves_the_key_is_looked_at_soon_among_many() {
+    const LOCKS: usize = 20_000;
+    let mut locks = waited_for(LOCKS);
+    let ends_at = START.wall_ms() + 1500;
+    let request = "k bob 1000 BLOCK 0";
+    waits(&mut locks, request, LOCKS, &held_until(ends_at), START);
+    let is_about_k = |task: &Task| name_of(task) == b"k";
+    let unknown = |task: &Task| match is_about_k(task) {
+        true => Read::Unknown,
+        false => leak(held_until(START.wall_ms() + 3_600_000)),
+    };
+    let (looked_at, _) = fires(&mut locks, START.after(1502), DECISIONS_MAX, unknown);
+    assert!(looked_at.contains(&b"k".to_vec()));
+    let free = |task: &Task| match is_about_k(task) {
+        true => leak(Stored::Free),
+        false => leak(held_until(START.wall_ms() + 3_600_000)),
+    };
+    let (_, effects) = fires(&mut locks, START.after(2503), DECISIONS_MAX, free);
+    let is_granted = |effect: &Effect| matches!(effect, Effect::Grant { .. });
+    assert!(effects.iter().any(is_granted), "{effects:?}");
+}
