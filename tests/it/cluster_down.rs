@@ -215,8 +215,8 @@ fn a_hold_whose_slot_has_no_owner_for_a_while_ends_with_its_session() {
     until("the hold is released", || conn.run("EXISTS k") == 0);
 }
 
-/// While the slot moves the key cannot be looked at. What is known of the hold must not be forgotten
-/// with that, or the other key of the same owner would be taken for it.
+/// While the slot moves the key cannot be looked at. By what is known of the hold it is told from
+/// the one in the other key later.
 #[test]
 fn a_writer_whose_key_is_replaced_while_its_slot_moves_has_lost_it() {
     let cluster = Cluster::start();

@@ -38,7 +38,16 @@ fn refusal(server: Builder) -> String {
 
 #[test]
 fn without_a_command_that_locks_need_the_module_does_not_load() {
-    for name in ["HSET", "HDEL", "PEXPIREAT", "SET", "GET", "MULTI", "EXEC"] {
+    for name in [
+        "HSET",
+        "HDEL",
+        "PEXPIREAT",
+        "SET",
+        "GET",
+        "MULTI",
+        "EXEC",
+        "SELECT",
+    ] {
         let line = refusal(without(&[name]));
         assert!(line.contains(&format!(": {name}. ")), "{name}: {line}");
     }

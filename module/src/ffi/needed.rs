@@ -67,8 +67,9 @@ pub(super) static SPUBLISH: Needed = Needed::new(&[c"SPUBLISH"]);
 /// Without these no lock is safe, and no other command does the same. (`HMSET` does the same as
 /// `HSET`, but a replica that has only one of them would miss the changes that its primary sends
 /// with the other. For `DELETE` that risk is worth it, since many servers have no `DEL`.) The
-/// server puts `MULTI` and `EXEC` around writes that are replicated together.
-const REQUIRED: [&CStr; 7] = [
+/// server puts `MULTI` and `EXEC` around writes that are replicated together, and `SELECT` before
+/// those of another database.
+const REQUIRED: [&CStr; 8] = [
     c"HSET",
     c"HDEL",
     c"PEXPIREAT",
@@ -76,6 +77,7 @@ const REQUIRED: [&CStr; 7] = [
     c"GET",
     c"MULTI",
     c"EXEC",
+    c"SELECT",
 ];
 
 /// Required in a cluster: otherwise waiters for a lock in a slot that moved would not be told the

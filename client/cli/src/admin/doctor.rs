@@ -26,7 +26,15 @@ const OPTIONS: [&str; 9] = [
 
 /// The commands by which a primary tells its replicas and its append-only file of locks, and
 /// [`DELETIONS`].
-const REPLICATED: [&str; 6] = ["HSET", "HDEL", "PEXPIREAT", "SET", "MULTI", "EXEC"];
+const REPLICATED: [&str; 7] = [
+    "HSET",
+    "HDEL",
+    "PEXPIREAT",
+    "SET",
+    "MULTI",
+    "EXEC",
+    "SELECT",
+];
 
 /// The module replicates the first that its server has. By which of them the server tells that a
 /// key has expired, `lazyfree-lazy-expire` says.

@@ -984,10 +984,16 @@ impl LockTable {
         }
     }
 
-    /// Looks at a lock a second from now, since it was not known which node serves its key. The
-    /// lease may be over, so this look does not wait behind those at other locks.
+    /// Looks at a lock a second from now, since it was not known which node serves its key, or at
+    /// the end of the lease if that comes before. The lease may be over, so this look does not wait
+    /// behind those at other locks.
     pub(crate) fn retry(&mut self, id: RecordId, now: Now) {
-        self.lease_over_at(id, now.wall_ms().saturating_add(LOOK_EVERY_MS));
+        let record = self.records.get(id.0);
+        let lease_end = record.and_then(|record| record.queue.lease_end);
+        let lease_end = lease_end.filter(|end| *end >= now.wall_ms());
+        let again_at = now.wall_ms().saturating_add(LOOK_EVERY_MS);
+        let over_at = lease_end.map_or(again_at, |end| end.saturating_add(1).min(again_at));
+        self.lease_over_at(id, over_at);
     }
 
     fn lease_over_at(&mut self, id: RecordId, over_at: i64) {
