@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use rlock_tests::{Conn, Resharding, until};
+use rlock_tests::{Conn, Resharding, slot_of, until};
 use rustix::process::Signal;
 
 use crate::clients::LONGEST_LEASE;
@@ -57,7 +57,7 @@ pub(crate) enum Kind {
     Failover,
     Promote,
     MoveSlot,
-    Partition,
+    ClusterDown,
     NoRoom,
     SentinelKill,
     SentinelStop,
@@ -66,9 +66,9 @@ pub(crate) enum Kind {
 }
 
 use Kind::{
-    Break, Clock, Cut, CutToClient, CutToServer, Delay, Delete, EndTogether, Failover, Flush,
-    HalfReply, KillClient, KillConnections, KillReplica, KillServer, Memory, MoveSlot, NoRoom,
-    Partition, Pause, Promote, SentinelKill, SentinelOrder, SentinelStop, Sever, Sleep, StopClient,
+    Break, Clock, ClusterDown, Cut, CutToClient, CutToServer, Delay, Delete, EndTogether, Failover,
+    Flush, HalfReply, KillClient, KillConnections, KillReplica, KillServer, Memory, MoveSlot,
+    NoRoom, Pause, Promote, SentinelKill, SentinelOrder, SentinelStop, Sever, Sleep, StopClient,
     StopReplica, StopServer, Unblock,
 };
 
@@ -143,7 +143,14 @@ impl Menu {
                 SentinelOrder,
             ],
             Self::Cluster => &[
-                MoveSlot, MoveSlot, MoveSlot, MoveSlot, MoveSlot, MoveSlot, Partition, Partition,
+                MoveSlot,
+                MoveSlot,
+                MoveSlot,
+                MoveSlot,
+                MoveSlot,
+                MoveSlot,
+                ClusterDown,
+                ClusterDown,
             ],
             // Little else: after a fault that may end any session, holds of sessions prove nothing
             // for a while. A DEL would leave the keys of readers behind, whose leases are longer
@@ -203,7 +210,7 @@ impl Kind {
             Promote | SentinelKill | SentinelStop | SentinelOrder => "promote",
             NoRoom => "no-room",
             MoveSlot => "move-slot",
-            Partition => "partition",
+            ClusterDown => "cluster-down",
             EndTogether => "end-together",
         }
     }
@@ -235,7 +242,7 @@ impl Kind {
             Failover => "FAILOVER",
             Promote => "primary killed, replica promoted",
             MoveSlot => "slot moved to another node",
-            Partition => "node without a majority, CLIENT KILL of all",
+            ClusterDown => "cluster down, CLIENT KILL of all",
             NoRoom => "no room for the append-only file",
             SentinelKill => "SIGKILL of the primary, sentinels",
             SentinelStop => "SIGSTOP of the primary, sentinels",
@@ -273,7 +280,7 @@ impl Kind {
             Failover => fail_over(world),
             Promote => promote(world),
             MoveSlot => move_slot(world, random),
-            Partition => partition(world, random),
+            ClusterDown => cluster_down(world, random),
             NoRoom => take_the_room(world, random),
             SentinelKill | SentinelStop | SentinelOrder => self.strike_the_watched(world, random),
             EndTogether => end_together(world, random),
@@ -546,18 +553,22 @@ fn move_slot(world: &mut World, random: &mut Random) {
     world.change_over();
 }
 
-/// The node that serves the locks sees no majority of the nodes, as if it were cut off from them.
-/// Its sessions lose their connections, and some end. If it had a replica, that could be the
-/// primary by now: so nothing may be granted and nothing released.
-fn partition(world: &World, random: &mut Random) {
+/// The cluster of the node that serves the locks is down: the other node is silent, and a slot has
+/// no owner. The sessions lose their connections, and some end. If the node had a replica, that
+/// could be the primary by now: so nothing may be granted and nothing released.
+fn cluster_down(world: &World, random: &mut Random) {
     world.watch.look_at(None);
     let node = world.primary();
     let is_down = || {
         let told = node.run(format!("DEL {}-no-lock", world.locks[0]));
         told.is_error() && told.error().starts_with("CLUSTERDOWN ")
     };
+    // While the other is silent it cannot tell that the slot is its own.
     world.servers[1].freeze();
-    until("the node has noticed", is_down);
+    let slot = slot_of(node, "another");
+    let is_own = !node.run("EXISTS another").is_error();
+    assert_eq!(node.run(format!("CLUSTER DELSLOTS {slot}")), "OK");
+    until("the cluster is down", is_down);
     let changes = || {
         let counters = ["rlock_grants", "rlock_session_releases", "rlock_releases"];
         counters.map(|counter| node.info_number(counter))
@@ -568,8 +579,11 @@ fn partition(world: &World, random: &mut Random) {
     });
     Kind::rest(random, 1500);
     assert_eq!(changes(), before, "the cluster of the node is down");
+    if is_own {
+        assert_eq!(node.run(format!("CLUSTER ADDSLOTS {slot}")), "OK");
+    }
     world.servers[1].thaw();
-    until("the node is back", || !is_down());
+    until("the cluster is up", || !is_down());
     world.watch.look_at(Some(node.address()));
 }
 

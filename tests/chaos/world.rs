@@ -272,8 +272,6 @@ fn server() -> Builder {
         .config("repl-backlog-size 64mb")
         // A node that has given its last slot away stays what it is.
         .config("cluster-allow-replica-migration no")
-        // Longer than a node is stopped, and short enough for a partition in a round.
-        .config("cluster-node-timeout 3000")
 }
 
 /// What a server still knows of clients that have ended.

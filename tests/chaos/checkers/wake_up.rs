@@ -126,7 +126,7 @@ fn out(sample: &Sample) -> u32 {
 fn is_held_up(history: &History, from: Time, to: Time) -> bool {
     history.faults.iter().any(|fault| {
         let end = match fault.kind.as_str() {
-            "pause" | "failover" | "promote" | "no-room" | "partition" => fault.end,
+            "pause" | "failover" | "promote" | "no-room" | "cluster-down" => fault.end,
             "clock" => fault.end + CLOCK_NOTICED,
             _ => return false,
         };

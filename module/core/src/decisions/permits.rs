@@ -5,8 +5,9 @@
 //! behind it passes. One reading has all holders and their permits, so it serves to grant all
 //! waiters that fit, and to see whether a waiter holds some already.
 
-use crate::decisions::decision::{Acquired, Decision, Entry, TOLD_AT_ONCE};
+use crate::decisions::decision::{Acquired, Decision, Entry};
 use crate::decisions::pending_wait::PendingWait;
+use crate::decisions::telling::TOLD_AT_ONCE;
 use crate::interface::effect::{Field, Holder, Value, WaitOutcome, Write};
 use crate::interface::error::CommandError;
 use crate::interface::request::{Acquire, Release, Renew};

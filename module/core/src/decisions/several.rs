@@ -4,8 +4,9 @@
 //! have all: at each lock it is the first waiter and the lock is free, or its owner holds the lock
 //! already. So a wait never takes one of its locks before the others.
 
-use crate::decisions::decision::{Acquired, Decision, Entry, TOLD_AT_ONCE};
+use crate::decisions::decision::{Acquired, Decision, Entry};
 use crate::decisions::pending_wait::PendingWait;
+use crate::decisions::telling::TOLD_AT_ONCE;
 use crate::interface::effect::{Effect, Grant, Holder, WaitOutcome, Write};
 use crate::interface::error::CommandError;
 use crate::interface::request::{MultiAcquire, Release, WaitMode};

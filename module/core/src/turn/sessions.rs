@@ -1,4 +1,4 @@
-//! How session connections begin and end, and the changes that time causes.
+//! The connections of sessions: what begins with one, and what ends with it.
 
 use crate::interface::effect::{Effect, WaitOutcome};
 use crate::interface::error::CommandError;
@@ -9,17 +9,14 @@ use crate::memory::pending::PendingRelease;
 use crate::memory::session::{Event, EventKind, SessionLimits};
 use crate::memory::state::Locks;
 use crate::memory::table::ReplyTarget;
-use crate::turn::turn::DECISIONS_MAX;
 use crate::values::ids::{HoldId, Listener, SessionId, SessionRef};
 use crate::values::mode::Mode;
-use crate::values::time::{Now, Wait, earlier};
+use crate::values::time::{Now, Wait};
 use crate::values::word::Word;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
 impl Locks {
-    // --- The session connection ------------------------------------------------------------------
-
     /// RLOCK.EVENTS: makes this client's connection the session connection. Another client that
     /// waited for the session's events is told that it no longer does.
     ///
@@ -98,7 +95,7 @@ impl Locks {
     }
 
     /// The session connection closed, or counts as closed.
-    fn detach(&mut self, session: SessionId, now: Now, effects: &mut Vec<Effect>) {
+    pub(super) fn detach(&mut self, session: SessionId, now: Now, effects: &mut Vec<Effect>) {
         self.invalidate();
         let name = self.sessions.name_of(session).cloned();
         let belongings = self.sessions.detach(session, now);
@@ -127,7 +124,12 @@ impl Locks {
     }
 
     /// Logs that a session has ended, and these holds with it.
-    fn log_session_ended(&mut self, name: Option<Rc<[u8]>>, holds: &BTreeSet<HoldId>, now: Now) {
+    pub(super) fn log_session_ended(
+        &mut self,
+        name: Option<Rc<[u8]>>,
+        holds: &BTreeSet<HoldId>,
+        now: Now,
+    ) {
         let Some(name) = name.filter(|_| !holds.is_empty() && self.log.is_on()) else {
             return;
         };
@@ -145,7 +147,7 @@ impl Locks {
     /// A writer's read hold ends before its write hold. In the other order the writer would become
     /// a reader in between, and a waiter of the same owner that entered this read hold would lose
     /// it at once.
-    fn reads_first(&self, holds: BTreeSet<HoldId>) -> (Vec<HoldId>, Vec<HoldId>) {
+    pub(super) fn reads_first(&self, holds: BTreeSet<HoldId>) -> (Vec<HoldId>, Vec<HoldId>) {
         let reads = |id: &HoldId| {
             self.holds
                 .get(*id)
@@ -154,7 +156,7 @@ impl Locks {
         holds.into_iter().partition(reads)
     }
 
-    fn end_holds_later(&mut self, holds: Vec<HoldId>) {
+    pub(super) fn end_holds_later(&mut self, holds: Vec<HoldId>) {
         for id in holds {
             let Some(hold) = self.forget_hold(id) else {
                 continue;
@@ -176,113 +178,5 @@ impl Locks {
         session
             .map(|session| self.sessions.listened(session))
             .transpose()
-    }
-
-    // --- Deadlines -------------------------------------------------------------------------------
-
-    /// Whether nothing is known of any lock or session, and nothing is left to do.
-    #[inline]
-    pub fn is_quiet(&self) -> bool {
-        self.table.is_quiet()
-            && self.sessions.len() == 0
-            && self.agenda.is_quiet()
-            && self.log_lines.are_whole()
-            && self.grant_delay.is_over()
-    }
-
-    /// Whether anything depends on the monotonic clock now: a wait, a pending release, a session
-    /// whose grace or call of EVENTS ends, the grant delay, or work and log lines that are still
-    /// due. If nothing does, a command's decision needs the wall clock alone.
-    #[inline]
-    pub fn is_timed(&self) -> bool {
-        !self.is_quiet() && self.has_timed()
-    }
-
-    fn has_timed(&self) -> bool {
-        self.table.any_queue()
-            || self.table.any_pending()
-            || self.sessions.next_deadline().is_some()
-            || !self.agenda.is_quiet()
-            || !self.log_lines.are_whole()
-            || !self.grant_delay.is_over()
-    }
-
-    /// Milliseconds until something is due; none if nothing ever is.
-    #[inline]
-    pub fn next_deadline(&self, now: Now) -> Option<i64> {
-        // The common case.
-        if self.is_quiet() {
-            return None;
-        }
-        self.nearest_deadline(now)
-    }
-
-    fn nearest_deadline(&self, now: Now) -> Option<i64> {
-        let is_marked = !self.agenda.is_empty() || self.holds.any_dirty();
-        if is_marked || self.sessions.any_overflowing() {
-            return Some(0);
-        }
-        let mono = earlier(self.sessions.next_deadline(), self.agenda.next_clearing());
-        let mono = earlier(mono, self.next_log_at());
-        let mono = mono.map(|at| at.saturating_sub(now.mono_ms));
-        let check = self.holds.next_check();
-        let check = check.map(|at| at.saturating_sub(now.wall_ms()));
-        let delay = self.grant_delay.deadline(now);
-        let delay = delay.filter(|_| self.table.any_queue());
-        let left = earlier(earlier(mono, check), delay);
-        earlier(left.map(|left| left.max(0)), self.table.next_deadline(now))
-    }
-
-    /// Time has passed: marks the queues and holds to look at, and ends sessions, calls of EVENTS
-    /// and the grant delay when they are over. Takes no more of each kind than a turn may decide:
-    /// the rest stays due, and the timer fires again at once.
-    pub fn passed(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        for _ in 0..DECISIONS_MAX {
-            let Some(queue) = self.table.take_lease_over(now) else {
-                break;
-            };
-            self.mark_queue(queue);
-        }
-        for queue in self.table.take_looks(now) {
-            self.mark_queue(queue);
-        }
-        self.end_grant_delay(now);
-        self.say_left_out(now, effects);
-        self.holds.mark_due(DECISIONS_MAX, now);
-        self.table.forget_overdue_writers(now);
-        for _ in 0..DECISIONS_MAX {
-            let Some(session) = self.sessions.listened_enough(now) else {
-                break;
-            };
-            effects.extend(self.sessions.stop_listening(session).map(Effect::Wake));
-        }
-        self.end_sessions(now, effects);
-    }
-
-    /// Ends sessions that left too many events unfetched, or whose grace is over. Stops when they
-    /// have as many holds, waiters and events as a turn may decide.
-    fn end_sessions(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        let mut ended = 0_usize;
-        while ended < DECISIONS_MAX {
-            let Some(session) = self.sessions.next_overflowing() else {
-                break;
-            };
-            count(&mut self.counters.sessions_overflowed);
-            ended = ended.saturating_add(self.sessions.size_of(session));
-            self.sessions.tell_of_end(session);
-            self.detach(session, now, effects);
-        }
-        while ended < DECISIONS_MAX {
-            let Some(session) = self.sessions.grace_over(now) else {
-                break;
-            };
-            ended = ended.saturating_add(self.sessions.size_of(session));
-            let name = self.sessions.name_of(session).cloned();
-            let holds = self.sessions.end(session);
-            self.log_session_ended(name, &holds, now);
-            let (reads, others) = self.reads_first(holds);
-            self.end_holds_later(reads);
-            self.end_holds_later(others);
-        }
     }
 }

@@ -1,0 +1,102 @@
+//! The texts of the log about holds that were lost, broken or long.
+
+use crate::decisions::decision::Decision;
+use crate::interface::stored::{Count, Stored};
+use crate::memory::hold::SessionHold;
+use crate::memory::log::event_log::LogEvent;
+use crate::memory::session::LostReason;
+use crate::memory::state::held_ms;
+use crate::values::mode::Mode;
+use crate::values::token::Token;
+use crate::values::word::Word;
+use std::fmt::Write as _;
+use std::rc::Rc;
+
+impl Decision<'_> {
+    /// Logs that a session has lost this hold. A broken hold is in the log already.
+    pub(crate) fn log_lost(&mut self, hold: &SessionHold, reason: LostReason) {
+        let why = match reason {
+            LostReason::Expired => "its lease was over",
+            LostReason::Deleted => "its key was deleted, or written by somebody else",
+            LostReason::Broken => return,
+        };
+        if !self.locks.log.is_on() {
+            return;
+        }
+        let held_ms = hold.since_us.map(|since_us| held_ms(since_us, self.now));
+        let mut text = why.to_owned();
+        describe_hold(
+            &mut text,
+            held_ms,
+            self.locks.sessions.name_of(hold.session),
+        );
+        let (lock, owner) = (hold.lock.as_ref(), Some(&*hold.owner));
+        let (log, now) = (&mut self.locks.log, self.now);
+        log.add(LogEvent::Lost, lock, owner, hold.token, text, now);
+    }
+
+    /// Logs that BREAK is about to end these holds.
+    pub(crate) fn log_broken(
+        &mut self,
+        stored: &Stored,
+        held_as: Mode,
+        holders: &[(Box<[u8]>, Count)],
+    ) {
+        if !self.locks.log.is_on() {
+            return;
+        }
+        let writer = self.locks.table.find(self.at);
+        let writer = writer.and_then(|record| self.locks.table.writer(record));
+        let writer = writer.map(|(owner, _)| Rc::clone(owner));
+        let owner = match (held_as, holders) {
+            (Mode::Write, _) => writer.as_deref(),
+            (_, [(owner, _)]) => Some(&**owner),
+            _ => None,
+        };
+        let token = match (held_as, owner) {
+            (Mode::Write, Some(owner)) => self.writer_token(owner, stored.ends_at()),
+            (_, Some(_)) => stored.own(held_as).and_then(|(_, token)| token),
+            (_, None) => None,
+        };
+        let mut text = match held_as {
+            Mode::Plain => "the hold was broken".to_owned(),
+            Mode::Write => "the writer's hold was broken".to_owned(),
+            Mode::Read => format!("the holds of {} readers were broken", holders.len()),
+            Mode::Permits => format!("the permits of {} owners were broken", holders.len()),
+        };
+        if let Some(owner) = owner {
+            let view = self
+                .locks
+                .hold_view(self.at, owner, held_as, token, self.now);
+            describe_hold(&mut text, view.held_ms, view.session.as_ref());
+        }
+        let (log, now) = (&mut self.locks.log, self.now);
+        log.add(LogEvent::Broken, self.at, owner, token, text, now);
+    }
+
+    /// Logs a hold that ends, if it was long.
+    pub(crate) fn log_long_hold(&mut self, owner: &[u8], mode: Mode, token: Option<Token>) {
+        let limit = self.locks.log.options.holds_ms;
+        let since_us = token.and_then(|token| self.locks.tokens.granted_at(token));
+        if since_us.is_some_and(|since_us| held_ms(since_us, self.now) < limit) {
+            return;
+        }
+        let view = self.locks.hold_view(self.at, owner, mode, token, self.now);
+        if view.held_ms.is_none_or(|held_ms| held_ms < limit) {
+            return;
+        }
+        let mut text = "given back".to_owned();
+        describe_hold(&mut text, view.held_ms, view.session.as_ref());
+        let (log, now) = (&mut self.locks.log, self.now);
+        log.add(LogEvent::LongHold, self.at, Some(owner), token, text, now);
+    }
+}
+
+fn describe_hold(text: &mut String, held_ms: Option<i64>, session: Option<&Rc<[u8]>>) {
+    if let Some(held_ms) = held_ms {
+        let _ = write!(text, ", after {held_ms} ms");
+    }
+    if let Some(session) = session {
+        let _ = write!(text, ", session '{}'", Word::new(session));
+    }
+}
