@@ -117,9 +117,12 @@ impl KeyEvents for Changes {
             db: ctx.db(),
             name: key.bytes(),
         };
-        let is_known = state::with(|state| match only_expiry {
-            true => state.locks.expiry_changed(lock),
-            false => state.locks.changed(lock),
+        let is_known = state::with(|state| {
+            if only_expiry {
+                state.locks.expiry_changed(lock)
+            } else {
+                state.locks.changed(lock)
+            }
         });
         if is_known {
             pump::arm(ctx, clock::now());
