@@ -574,7 +574,7 @@ const STRING: c_int = 0;
 
 /// The type of a reply that is an error.
 const ERROR: c_int = 1;
-const _: () = assert!(raw::REDISMODULE_REPLY_STRING == 0);
+const _: () = assert!(raw::REDISMODULE_REPLY_STRING == 0 && raw::REDISMODULE_REPLY_ERROR == 1);
 
 /// The reply of a command that we called.
 pub(super) struct CallReply(pub(super) *mut raw::RedisModuleCallReply);
