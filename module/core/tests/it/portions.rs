@@ -472,15 +472,22 @@ fn a_lease_that_ended_while_nobody_knew_who_serves_the_key_is_looked_at_soon_amo
     let request = "k bob 1000 BLOCK 0";
     waits(&mut locks, request, LOCKS, &held_until(ends_at), START);
     let is_about_k = |task: &Task| name_of(task) == b"k";
-    let unknown = |task: &Task| match is_about_k(task) {
-        true => Read::Unknown,
-        false => leak(held_until(START.wall_ms() + 3_600_000)),
+    let held = || leak(held_until(START.wall_ms() + 3_600_000));
+    let unknown = |task: &Task| {
+        if is_about_k(task) {
+            Read::Unknown
+        } else {
+            held()
+        }
     };
     let (looked_at, _) = fires(&mut locks, START.after(1502), DECISIONS_MAX, unknown);
     assert!(looked_at.contains(&b"k".to_vec()));
-    let free = |task: &Task| match is_about_k(task) {
-        true => leak(Stored::Free),
-        false => leak(held_until(START.wall_ms() + 3_600_000)),
+    let free = |task: &Task| {
+        if is_about_k(task) {
+            leak(Stored::Free)
+        } else {
+            held()
+        }
     };
     let (_, effects) = fires(&mut locks, START.after(2503), DECISIONS_MAX, free);
     let is_granted = |effect: &Effect| matches!(effect, Effect::Grant { .. });
