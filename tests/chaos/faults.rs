@@ -566,7 +566,7 @@ fn cluster_down(world: &World, random: &mut Random) {
     // While the other is silent it cannot tell that the slot is its own.
     world.servers[1].freeze();
     let slot = slot_of(node, "another");
-    let is_own = !node.run("EXISTS another").is_error();
+    let serves_it = !node.run("EXISTS another").is_error();
     assert_eq!(node.run(format!("CLUSTER DELSLOTS {slot}")), "OK");
     until("the cluster is down", is_down);
     let changes = || {
@@ -579,7 +579,7 @@ fn cluster_down(world: &World, random: &mut Random) {
     });
     Kind::rest(random, 1500);
     assert_eq!(changes(), before, "the cluster of the node is down");
-    if is_own {
+    if serves_it {
         assert_eq!(node.run(format!("CLUSTER ADDSLOTS {slot}")), "OK");
     }
     world.servers[1].thaw();

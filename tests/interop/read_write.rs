@@ -510,7 +510,7 @@ fn an_owner_that_reads_by_java_and_by_us_releases_what_it_entered_last_first() {
     let server = Server::start();
     let redisson = Redisson::of(&server);
     let (java, mut conn) = (redisson.owner(), server.connect());
-    let id = java.id().to_owned();
+    let id = java.id().clone();
     java.does("read k lock");
     take(&mut conn, &id, "READ");
     java.does("read k lock");
