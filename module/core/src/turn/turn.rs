@@ -54,7 +54,7 @@ pub enum Outcome {
     },
     /// The caller does not hold the lock.
     NotHeld {
-        /// As in [`Stored::ttl_ms`].
+        /// As in [`crate::interface::stored::Stored::ttl_ms`].
         ttl_ms: i64,
     },
     /// The caller must wait: the driver blocks its client, unless the wait is for a session's
