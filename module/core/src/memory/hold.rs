@@ -38,6 +38,9 @@ pub(crate) struct SessionHold {
     pub(crate) since_us: Option<i64>,
     /// When the lease ends, as far as is known, in milliseconds of the wall clock.
     ends_at: Option<i64>,
+    /// The same for a writer's key, also when the writer's own reading has prolonged it since: by
+    /// this end the hold is told from one in another key.
+    key_end: Option<i64>,
     /// When to look at the key, in milliseconds of the wall clock.
     check_at: Option<i64>,
     /// Whether it is among the holds whose keys may have changed.
@@ -58,7 +61,7 @@ impl SessionHold {
     pub(crate) fn mark(&self) -> HoldMark {
         HoldMark {
             token: self.token,
-            ends_at: self.ends_at,
+            ends_at: self.key_end,
             replaced: self.replaced,
         }
     }
@@ -218,6 +221,7 @@ impl SessionHolds {
             token,
             since_us,
             ends_at: None,
+            key_end: None,
             check_at: None,
             dirty: false,
             replaced: false,
@@ -308,7 +312,7 @@ impl SessionHolds {
         let Some(hold) = self.arena.get_mut(id.0) else {
             return;
         };
-        hold.ends_at = ends_at;
+        (hold.ends_at, hold.key_end) = (ends_at, ends_at);
         hold.replaced = false;
         if let Some(end) = ends_at {
             self.check_at(id, end.saturating_add(1));
@@ -321,12 +325,12 @@ impl SessionHolds {
         self.check_at(id, now.wall_ms().saturating_add(CHECK_AGAIN_MS));
     }
 
-    /// The lease ends at `end` now, if it was to end at `was`.
+    /// The writer's key ends at `end` now, if it was to end at `was`.
     pub(crate) fn end_moved(&mut self, id: HoldId, was: Option<i64>, end: i64) {
         if let Some(hold) = self.arena.get_mut(id.0)
-            && hold.ends_at == was
+            && hold.key_end == was
         {
-            hold.ends_at = Some(end);
+            hold.key_end = Some(end);
         }
     }
 
