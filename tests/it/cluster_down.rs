@@ -1,6 +1,6 @@
 //! A node whose cluster is down: it answers CLUSTERDOWN to writes, since its replica may have been
-//! promoted where the node cannot see it. What a client may not write there, neither the end of a
-//! session nor the end of a lease may.
+//! promoted where the node cannot see it. There the end of a session or of a
+//! lease must write no more than a client may.
 
 use std::thread;
 use std::time::Duration;
@@ -215,8 +215,8 @@ fn a_hold_whose_slot_has_no_owner_for_a_while_ends_with_its_session() {
     until("the hold is released", || conn.run("EXISTS k") == 0);
 }
 
-/// While the slot moves the key cannot be looked at. By what is known of the hold it is told from
-/// the one in the other key later.
+/// While the slot moves the key cannot be looked at. The token and the end of the hold must be
+/// kept, since they tell it from the hold in the other key later.
 #[test]
 fn a_writer_whose_key_is_replaced_while_its_slot_moves_has_lost_it() {
     let cluster = Cluster::start();

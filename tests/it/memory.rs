@@ -309,7 +309,7 @@ fn leaves_nothing(size: usize, crowd: impl Fn(&Server, usize) -> Vec<Conn>) {
                 && server.info_number("rlock_sessions") == 0
         });
     };
-    // What the server allocates once and keeps.
+    // The server allocates this once and keeps it.
     left(crowd(&server, 50));
     let before = used_memory(&server);
     left(crowd(&server, size));

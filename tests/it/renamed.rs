@@ -1,6 +1,6 @@
 //! Servers that have no `DEL`, no `SPOP` and the like: `rename-command` in their configuration has
 //! taken the names. Either locks work there, replicas and the append-only file included, or the
-//! module does not load, and says what is missing.
+//! module does not load, and names the missing commands.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use rlock_tests::{Builder, Cluster, Conn, Pair, Reply, Server, aof, in_sync, is_compact, until};
 
-/// What a hardened server usually lacks, and the names of some commands that we could need.
+/// Commands that a hardened server usually lacks, and the names of some commands that we could
+/// need.
 const HARDENED: [&str; 12] = [
     "DEL", "SPOP", "KEYS", "FLUSHALL", "FLUSHDB", "CONFIG", "DEBUG", "COMMAND", "EXISTS",
     "PUBLISH", "SPUBLISH", "SCRIPT",
@@ -267,7 +268,7 @@ fn what_is_left_of_an_expired_lock_does_not_become_part_of_the_next() {
     }
 }
 
-/// What a lock can do without is said in the log, and nothing else is.
+/// The log names each missing command that locks can do without, and nothing else.
 #[test]
 fn what_is_lacking_but_not_needed_is_logged() {
     for (name, lack) in [
