@@ -1,5 +1,4 @@
-//! Decisions about one lock: grants, releases and its queue. The parts that differ by kind of lock
-//! are in [`super::plain`], [`super::read_write`] and [`super::permits`].
+//! A decision about one lock, and the steps of which all decisions are made.
 //!
 //! Each decision is total: any stored value has an answer. The effects must be carried out in their
 //! order: writes, then the unlock message, then replies to waiters. Otherwise a waiter could be
@@ -10,6 +9,8 @@ use crate::interface::effect::{Effect, Field, Holder, Value, Write};
 use crate::interface::error::CommandError;
 use crate::interface::request::Acquire;
 use crate::interface::stored::{Count, Stored};
+use crate::interface::stored_permits::PermitsRequest;
+use crate::memory::agenda::Job;
 use crate::memory::hold::HoldIndex;
 use crate::memory::log::metrics::count;
 use crate::memory::session::{Event, EventKind, LostReason};
@@ -34,12 +35,35 @@ pub(crate) enum Acquired {
     MustWait(PendingWait),
 }
 
+impl Acquired {
+    pub(crate) fn held((count, token): (i64, Token)) -> Self {
+        Self::Held { count, token }
+    }
+}
+
+/// What follows from a change of a lock's holds. The function of a kind writes its own fields and
+/// returns this; [`Decision::follow`] acts on it.
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub(crate) enum Then {
+    /// Nothing: who was kept out before is kept out still.
+    Nothing,
+    /// The lock is free, and was held in this mode.
+    Freed(Mode),
+    /// The lock has holders left, and a waiter may now come in beside them.
+    MayLetIn,
+}
+
 /// An entry about to be made: the first of a hold, or one more.
 #[derive(Debug)]
 pub(crate) struct Entry<'a> {
     pub(crate) owner: &'a [u8],
     pub(crate) holder: Holder,
     pub(crate) mode: Mode,
+    /// How many permits, if it is for permits.
+    pub(crate) asked: Option<PermitsRequest>,
+    /// The token of a new hold, if it shares one with other locks.
+    pub(crate) token: Option<Token>,
     pub(crate) lease: Lease,
     pub(crate) session: Option<SessionId>,
     pub(crate) once: bool,
@@ -54,11 +78,28 @@ impl<'a> Entry<'a> {
             owner: request.owner,
             holder: Holder::Caller,
             mode: request.mode,
+            asked: request.asked,
+            token: None,
             lease: request.lease,
             session,
             once: request.once,
             waited: false,
         }
+    }
+
+    /// The owner's present count, 0 without a hold, and its count after this entry. ONCE does not
+    /// count a hold a second time.
+    pub(crate) fn counted(&self, own: Option<Count>) -> Result<(i64, i64), CommandError> {
+        let held = match own {
+            None => 0,
+            Some(Count::Valid(held)) => held,
+            Some(Count::Malformed) => return Err(CommandError::HoldCountMalformed),
+        };
+        if self.once && held > 0 {
+            return Ok((held, held));
+        }
+        let entered = Count::next(held).ok_or(CommandError::HoldCountOverflow)?;
+        Ok((held, entered))
     }
 
     /// Whether the hold keeps its present end because that is later than `wanted`: a grant after a
@@ -178,17 +219,19 @@ impl Decision<'_> {
             // are told of lost holds.
             self.locks.mark_dirty(self.at);
         }
-        let Some((count, stored_token)) = stored.own(mode) else {
+        let Some((count, _)) = stored.own(mode) else {
             return Ok(None);
         };
-        let is_named = token.is_none_or(|token| {
-            let own_token = match mode {
-                Mode::Write => self.writer_token(owner, stored.ends_at()),
-                Mode::Plain | Mode::Read | Mode::Permits => stored_token,
-            };
-            own_token == Some(token)
-        });
+        let is_named = token.is_none_or(|token| self.token_of(stored, owner, mode) == Some(token));
         Ok(is_named.then_some(count))
+    }
+
+    /// The token of the owner's hold in this mode, if it is known.
+    pub(crate) fn token_of(&self, stored: &Stored, owner: &[u8], mode: Mode) -> Option<Token> {
+        match mode {
+            Mode::Write => self.writer_token(owner, stored.ends_at()),
+            Mode::Plain | Mode::Read | Mode::Permits => stored.own(mode)?.1,
+        }
     }
 
     pub(crate) fn writer_token(&self, owner: &[u8], key_end: Option<i64>) -> Option<Token> {
@@ -210,6 +253,19 @@ impl Decision<'_> {
         self.locks.tokens.mint(self.now.wall_us)
     }
 
+    pub(crate) fn mint_for(&mut self, entry: &Entry<'_>) -> Token {
+        entry.token.unwrap_or_else(|| self.mint())
+    }
+
+    /// Has the queue reconciled before this turn is over: the first waiter may now be granted as
+    /// well.
+    pub(crate) fn reconcile_now(&mut self) {
+        if let Some(queue) = self.queue() {
+            self.locks.table.mark_dirty(queue);
+            self.locks.agenda.add_now(Job::Queue(queue));
+        }
+    }
+
     // --- Effects ---------------------------------------------------------------------------------
 
     pub(crate) fn write(&mut self, write: Write) {
@@ -221,9 +277,12 @@ impl Decision<'_> {
         self.write(Write::Set((field, value), None));
     }
 
+    /// Sends the unlock message. Permits have none: only our own clients use them.
     pub(crate) fn publish(&mut self, held_as: Mode) {
-        let lock = self.place;
-        self.effects.push(Effect::Publish { lock, held_as });
+        if held_as != Mode::Permits {
+            let lock = self.place;
+            self.effects.push(Effect::Publish { lock, held_as });
+        }
     }
 
     // --- Holds of sessions -----------------------------------------------------------------------
@@ -292,8 +351,8 @@ impl Decision<'_> {
         holds.check_after(id, ends_at.filter(|end| *end != NEVER));
     }
 
-    /// Drops the record of a hold that its owner has given back.
-    pub(crate) fn unbind(&mut self, owner: &[u8], mode: Mode) {
+    /// Drops the record of a hold that has ended, and tells nobody.
+    pub(crate) fn forget_hold(&mut self, owner: &[u8], mode: Mode) {
         if let Some(id) = self.session_hold(owner, mode) {
             self.locks.forget_hold(id);
         }

@@ -14,7 +14,12 @@ use std::rc::Rc;
 impl Decision<'_> {
     /// Ends a hold, if the key still has that very hold. `outlived`: the releases before this one
     /// left the key's TTL as it was, for the last one to set.
-    pub(crate) fn end(&mut self, release: &PendingRelease, stored: &Stored, outlived: bool) {
+    pub(crate) fn end_pending(
+        &mut self,
+        release: &PendingRelease,
+        stored: &Stored,
+        outlived: bool,
+    ) {
         if !self.is_hold(stored, &release.owner, release.mode, release.mark) {
             // Marks the queue only, not the sessions' holds: thousands of holds may end here, and
             // each would mark all the others.
@@ -35,12 +40,8 @@ impl Decision<'_> {
         if !release.whole {
             return self.take_back(release, stored);
         }
-        match stored {
-            Stored::Plain(hash) => self.end_plain(hash, &release.owner),
-            Stored::ReadWrite(hash) => self.end_read_write(hash, &release.owner, release.mode),
-            Stored::Permits(hash) => self.end_permits(hash, &release.owner),
-            Stored::Free | Stored::NoHolder | Stored::OtherType => {}
-        }
+        let then = self.end(stored, &release.owner, release.mode);
+        self.follow(then);
         count(&mut self.locks.counters.session_releases);
     }
 
@@ -57,7 +58,8 @@ impl Decision<'_> {
                 .filter(|_| !self.is_held_by_its_session(release)),
             lease: None,
         };
-        if let Ok(Some(_)) = self.give_back(stored, &request) {
+        if let Ok(Some((_, then))) = self.release_own(stored, &request) {
+            self.follow(then);
             count(&mut self.locks.counters.grants_taken_back);
         }
     }

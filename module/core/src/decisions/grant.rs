@@ -1,18 +1,64 @@
-//! Who is next: a queue is reconciled with its key, and a free lock goes to the first waiter.
+//! Who is next: what follows when a hold has ended, and a queue that is reconciled with its key.
 
-use crate::decisions::decision::{Decision, Entry};
-use crate::interface::effect::{Grant, Holder, Write};
+use crate::decisions::decision::{Decision, Entry, Then};
+use crate::interface::effect::{Grant, Holder, WaitOutcome, Write};
 use crate::interface::error::CommandError;
 use crate::interface::stored::Stored;
-use crate::interface::stored_permits::PermitsHolders;
-use crate::memory::agenda::Job;
+use crate::interface::stored_permits::{PermitsHash, PermitsHolders, Room};
 use crate::memory::log::metrics::count;
+use crate::memory::table::Waiter;
 use crate::values::ids::{RecordId, WaiterId};
 use crate::values::mode::{Kind, Mode};
-use crate::values::token::Token;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 impl Decision<'_> {
+    // --- After the end of a hold -----------------------------------------------------------------
+
+    /// Does what follows from a change of the lock's holds. If the lock is free, exactly one unlock
+    /// message is published.
+    pub(crate) fn follow(&mut self, then: Then) {
+        match then {
+            Then::Nothing => {}
+            Then::MayLetIn => self.reconcile_now(),
+            Then::Freed(held_as) => {
+                self.write(Write::Delete);
+                self.pass_on(held_as);
+            }
+        }
+    }
+
+    /// The lock is free now: grants the next waiter, if that can be decided without another
+    /// reading.
+    fn pass_on(&mut self, held_as: Mode) {
+        let queue = self.queue();
+        let first = queue.and_then(|queue| self.locks.table.first(queue));
+        let Some((queue, (id, first))) = queue.zip(first) else {
+            return self.publish(held_as);
+        };
+        let (mode, multi) = (first.mode, first.multi);
+        // A pending release of the next waiter's owner must be done first, or it would end the new
+        // hold. And whether the next waiter for permits fits depends on the limit, which was not
+        // read here.
+        if self.locks.table.is_ending(queue, &first.owner) || mode == Mode::Permits {
+            self.publish(held_as);
+            return self.reconcile_now();
+        }
+        if multi.is_none() && !self.locks.grant_delay.lasts(self.now) {
+            return self.hand_over(id, &Stored::Free, Some(held_as));
+        }
+        // No grant now. The lease did not run out, so the queue must forget its end: the next look
+        // would count an expiry. The end of the grant delay marks the queue dirty.
+        self.check_after(None);
+        self.publish(held_as);
+        // The first waiter waits for other locks as well. It may be able to have all of them now.
+        if let Some(multi) = multi {
+            self.locks.mark_multi(multi, queue, self.now);
+        }
+    }
+
+    // --- The queue -------------------------------------------------------------------------------
+
     /// Reconciles a queue with its key, as read for the first waiter's owner: grants the first
     /// waiter if it can have the lock, and otherwise looks again when the lease is over. `most`
     /// bounds how many waiters for permits it may grant.
@@ -43,8 +89,9 @@ impl Decision<'_> {
                 return self.reconcile_now();
             }
         }
-        let first = self.locks.table.first(queue);
-        let Some((id, first)) = first else { return };
+        let Some((id, first)) = self.locks.table.first(queue) else {
+            return;
+        };
         let (multi, mode, owner) = (first.multi, first.mode, Rc::clone(&first.owner));
         match multi {
             Some(multi) => {
@@ -55,11 +102,14 @@ impl Decision<'_> {
                 }
                 self.check_after(stored.ends_at());
             }
-            None if mode == Mode::Permits => {
-                self.reconcile_permits(queue, stored, others, most);
-            }
+            None if mode == Mode::Permits => self.let_in(queue, stored, others, most),
             None if stored.lets_in(mode) && self.may_grant(stored, mode) => {
-                self.hand_over(id, mode, stored, Some(mode.message_when_free()));
+                let is_read_write = matches!(stored, Stored::ReadWrite(_));
+                self.hand_over(
+                    id,
+                    stored,
+                    (!is_read_write).then(|| mode.message_when_free()),
+                );
             }
             None => {
                 if !stored.is_free() {
@@ -70,75 +120,48 @@ impl Decision<'_> {
         }
     }
 
-    // --- The end of a hold, and hand-over --------------------------------------------------------
-
-    /// Ends the holds in this mode: the next waiter has the lock, or it is free. Either way exactly
-    /// one unlock message is published.
-    pub(crate) fn free(&mut self, held_as: Mode) {
-        self.write(Write::Delete);
-        self.pass_on(held_as);
+    /// Whether the owner that this was read for may be granted the lock now. During the grant delay
+    /// it may only enter a hold of its own once more.
+    fn may_grant(&self, stored: &Stored, mode: Mode) -> bool {
+        !self.locks.grant_delay.lasts(self.now) || !stored.is_new_to_owner(mode)
     }
 
-    /// The lock is free now: grants the next waiter. One that waits for several locks is marked
-    /// instead: it may be able to have all of them now.
-    pub(crate) fn pass_on(&mut self, held_as: Mode) {
-        let queue = self.queue();
-        let first = queue.and_then(|queue| self.locks.table.first(queue));
-        if let (Some(queue), Some((_, first))) = (queue, first)
-            && self.locks.table.is_ending(queue, &first.owner)
-        {
-            // The next waiter's owner has a pending release here. It must be done first, or it
-            // would end the new hold.
-            self.publish(held_as);
-            return self.reconcile_now();
-        }
-        if self.locks.grant_delay.lasts(self.now) {
-            // No grant during the delay; its end marks the queue dirty. The lease did not run out,
-            // so the queue must forget its end: the next look would count an expiry.
-            self.check_after(None);
-            return self.publish(held_as);
-        }
-        if first.is_some_and(|(_, first)| first.mode == Mode::Permits) {
-            // Whether the next waiter fits depends on its limit, which was not read here.
-            self.publish(held_as);
-            return self.reconcile_now();
-        }
-        if let Some((id, first)) = first.filter(|(_, first)| first.multi.is_none()) {
-            return self.hand_over(id, first.mode, &Stored::Free, Some(held_as));
-        }
-        let multi = first.and_then(|(_, first)| first.multi);
-        self.check_after(None);
-        self.publish(held_as);
-        // The first waiter waits for other locks as well. It may be able to have all of them now.
-        if let (Some(multi), Some(queue)) = (multi, self.queue()) {
-            self.locks.mark_multi(multi, queue, self.now);
+    /// Grants the first waiter in the queue, which can have the lock as it is stored.
+    fn hand_over(&mut self, id: WaiterId, stored: &Stored, message: Option<Mode>) {
+        let mode = self.grant_one(id, stored, message);
+        // A reader lets the next readers in, and a writer behind it must know when the last lease
+        // of a reader ends. If the lock was not free, a script may have made the owners of both
+        // waiters holders.
+        let next = self.queue().and_then(|queue| self.locks.table.first(queue));
+        let is_alone = next.is_some_and(|(_, next)| next.multi.is_none());
+        if is_alone && (mode == Some(Mode::Read) || mode.is_some() && !stored.is_free()) {
+            self.reconcile_now();
         }
     }
 
-    /// Grants this waiter: the first in the queue, which waits in this mode for this lock only and
-    /// can have it. An unlock message, if any, comes after the writes and before the reply to the
-    /// waiter.
-    pub(crate) fn hand_over(
-        &mut self,
-        id: WaiterId,
-        mode: Mode,
-        stored: &Stored,
-        message: Option<Mode>,
-    ) {
-        if stored.leaves_hash() {
-            self.write(Write::Delete);
+    /// Grants a waiter for one lock, which can have it as it is stored. Returns its mode.
+    fn grant_one(&mut self, id: WaiterId, stored: &Stored, message: Option<Mode>) -> Option<Mode> {
+        let waiter = self.grant(id, message, |decision, entry| {
+            let (count, token) = decision.enter(stored, entry)?;
+            let (mode, several) = (entry.mode, None);
+            Ok((
+                count,
+                Grant {
+                    token,
+                    mode,
+                    several,
+                },
+            ))
+        })?;
+        if waiter.wanted {
+            self.ask_if_wanted(&waiter.owner, waiter.mode);
         }
-        match (mode, stored) {
-            (Mode::Plain, Stored::Plain(hash)) => self.hand_over_plain(id, Some(hash), message),
-            (Mode::Plain, _) => self.hand_over_plain(id, None, message),
-            (_, Stored::ReadWrite(hash)) => self.hand_over_read_write(id, Some(hash), None),
-            (..) => self.hand_over_read_write(id, None, message),
-        }
+        Some(waiter.mode)
     }
 
     /// Grants a waiter: `enter` makes its entry. An unlock message, if any, comes after the writes
-    /// and before the reply to the waiter. Returns false if the entry failed, which the caller has
-    /// ruled out.
+    /// and before the reply to the waiter. Returns the waiter; none if the entry failed, which the
+    /// caller has ruled out.
     ///
     /// The waiter leaves its queue only after the entry. A waiter that left first and then could
     /// not enter would have neither the lock nor a place in the queue, and would not be told.
@@ -146,16 +169,16 @@ impl Decision<'_> {
         &mut self,
         id: WaiterId,
         message: Option<Mode>,
-        enter: impl FnOnce(&mut Self, &Entry<'_>) -> Result<(i64, Token), CommandError>,
-    ) -> bool {
-        let (Some(waiter), Some(lock)) = (self.locks.table.get(id), self.locks.lock_of(id)) else {
-            return false;
-        };
-        let (owner, mode) = (Rc::clone(&waiter.owner), waiter.mode);
+        enter: impl FnOnce(&mut Self, &Entry<'_>) -> Result<(i64, Grant), CommandError>,
+    ) -> Option<Waiter> {
+        let (waiter, lock) = (self.locks.table.get(id)?, self.locks.lock_of(id)?);
+        let owner = Rc::clone(&waiter.owner);
         let entry = Entry {
             owner: &owner,
             holder: Holder::Other(Rc::clone(&owner)),
-            mode,
+            mode: waiter.mode,
+            asked: waiter.asked,
+            token: None,
             lease: waiter.lease,
             session: waiter.session,
             once: false,
@@ -163,42 +186,112 @@ impl Decision<'_> {
         };
         let entered = enter(self, &entry);
         debug_assert!(entered.is_ok(), "who is granted can enter: {entered:?}");
-        let Ok((held, token)) = entered else {
-            return false;
-        };
-        let Some(waiter) = self.locks.leave(id) else {
-            return false;
-        };
+        let (held, grant) = entered.ok()?;
+        let waiter = self.locks.leave(id)?;
         if let Some(message) = message {
             self.publish(message);
         }
         self.count_waited(self.now.mono_ms.saturating_sub(waiter.since));
-        let grant = Grant {
-            token,
-            mode,
-            several: None,
-        };
-        let told = Rc::clone(&owner);
+        let told = Rc::clone(&waiter.owner);
         self.locks
             .tell_granted(&lock, waiter.reply_to, told, held, grant, self.effects);
-        if waiter.wanted {
-            self.ask_if_wanted(&owner, mode);
-        }
-        true
+        Some(waiter)
     }
 
-    /// Whether the owner that this was read for may be granted the lock now. During the grant delay
-    /// it may only enter a hold of its own once more.
-    fn may_grant(&self, stored: &Stored, mode: Mode) -> bool {
-        !self.locks.grant_delay.lasts(self.now) || !stored.is_new_to_owner(mode)
+    // --- Permits ---------------------------------------------------------------------------------
+
+    /// Grants the first waiter for permits, for which the key was read, if its request fits, and
+    /// the waiters behind it that fit as well. Otherwise looks again when the request will fit.
+    fn let_in(
+        &mut self,
+        queue: RecordId,
+        stored: &Stored,
+        others: Option<&PermitsHolders>,
+        most: usize,
+    ) {
+        if matches!(stored, Stored::Plain(_) | Stored::ReadWrite(_)) {
+            // A script made it a lock of another kind.
+            return self.check_after(stored.ends_at());
+        }
+        let hash = stored.permits();
+        let Some((id, _)) = self.locks.table.first(queue) else {
+            return;
+        };
+        if hash.limit.is_none() && self.refuse_without_limit(queue) {
+            return self.reconcile_now();
+        }
+        if hash.own.is_some() {
+            // Another program wrote this hold, or renamed the key of other permits.
+            let why = WaitOutcome::Refused(CommandError::Held);
+            self.locks.dismiss(id, why, self.effects);
+            return self.reconcile_now();
+        }
+        match hash.room {
+            Room::Now if self.locks.grant_delay.lasts(self.now) => self.check_after(None),
+            Room::Now => self.let_in_all(queue, hash, others, most),
+            room => self.keep_out(queue, room),
+        }
     }
 
-    /// Has the queue reconciled before this turn is over: the first waiter may now be granted as
-    /// well.
-    pub(crate) fn reconcile_now(&mut self) {
-        if let Some(queue) = self.queue() {
-            self.locks.table.mark_dirty(queue);
-            self.locks.agenda.add_now(Job::Queue(queue));
+    /// Grants waiters, from the first on, as long as they fit. The first does. `others` are the
+    /// other holders: with them one reading serves for all. A waiter's owner is one of them only if
+    /// another program wrote its hold.
+    fn let_in_all(
+        &mut self,
+        queue: RecordId,
+        mut hash: PermitsHash,
+        others: Option<&PermitsHolders>,
+        most: usize,
+    ) {
+        let mut holders = others.map(PermitsHolders::holds);
+        let mut hold_already = None;
+        for number in 0..most.max(1) {
+            let Some((id, first)) = self.locks.table.first(queue) else {
+                return;
+            };
+            let (Some(asked), lease) = (first.asked, first.lease) else {
+                break;
+            };
+            if number > 0 {
+                let (Some(holders), Some(others)) = (&holders, others) else {
+                    break;
+                };
+                let hold_already: &BTreeSet<WaiterId> =
+                    hold_already.get_or_insert_with(|| self.waiters_among(queue, others));
+                // Checked before the room: a waiter that holds permits already is refused, whether
+                // its request fits or not.
+                if hold_already.contains(&id) {
+                    break;
+                }
+                match holders.room(asked, hash.limit, hash.ends_at) {
+                    Room::Now => {}
+                    Room::NoLimit => break,
+                    room => return self.keep_out(queue, room),
+                }
+            }
+            if self.grant_one(id, &Stored::Permits(hash), None).is_none() {
+                break;
+            }
+            let ends_at = lease.end(self.now);
+            hash = hash.granted(ends_at);
+            if let Some(holders) = &mut holders {
+                holders.add(ends_at, asked.permits);
+            }
         }
+        // The next waiter needs a reading of its own, or the turn has granted enough.
+        self.reconcile_now();
+    }
+
+    /// The waiters in a queue whose owners are among these holders.
+    fn waiters_among(&self, queue: RecordId, holders: &PermitsHolders) -> BTreeSet<WaiterId> {
+        let table = &self.locks.table;
+        let waiters = holders.owners().map(|owner| table.waiter_of(queue, owner));
+        waiters.flatten().map(|(id, _)| id).collect()
+    }
+
+    /// The first waiter stays, and is looked at again when its request will fit.
+    fn keep_out(&mut self, queue: RecordId, room: Room) {
+        self.tell_wanted(queue);
+        self.check_after(room.at());
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod deadlock;
 pub(crate) mod decision;
 pub(crate) mod ending;
 pub(crate) mod grant;
+pub(crate) mod kinds;
 pub(crate) mod log_texts;
 pub(crate) mod pending_wait;
 pub(crate) mod permits;

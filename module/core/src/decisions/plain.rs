@@ -1,19 +1,19 @@
 //! The plain lock: one holder, who may enter again.
 
-use crate::decisions::decision::{Decision, Entry};
+use crate::decisions::decision::{Decision, Entry, Then};
 use crate::interface::effect::{Field, Holder, Value, Write};
 use crate::interface::error::CommandError;
 use crate::interface::request::{Release, Renew};
-use crate::interface::stored::{Count, Hash};
+use crate::interface::stored::Hash;
 use crate::memory::log::metrics::count;
-use crate::values::ids::{SessionId, WaiterId};
+use crate::values::ids::SessionId;
 use crate::values::mode::Mode;
 use crate::values::token::Token;
 
 impl Decision<'_> {
-    /// Takes a free lock with this token. Returns the hold count and the token.
-    pub(crate) fn begin_plain(&mut self, entry: &Entry<'_>, token: Token) -> (i64, Token) {
-        let end = entry.lease.end(self.now);
+    /// Takes a free lock. Returns the hold count and the token.
+    pub(crate) fn begin_plain(&mut self, entry: &Entry<'_>) -> (i64, Token) {
+        let (token, end) = (self.mint_for(entry), entry.lease.end(self.now));
         self.count_grant();
         self.write(Write::Set(
             (Field::Owner(entry.holder.clone()), Value::Number(1)),
@@ -28,21 +28,12 @@ impl Decision<'_> {
 
     /// Enters the owner's hold once more, or with ONCE only starts its lease anew. A grant after a
     /// wait does not shorten the lease.
-    pub(crate) fn reenter(
+    pub(crate) fn reenter_plain(
         &mut self,
         hash: &Hash,
-        own: Count,
         entry: &Entry<'_>,
     ) -> Result<(i64, Token), CommandError> {
-        let Count::Valid(held) = own else {
-            return Err(CommandError::HoldCountMalformed);
-        };
-        let entered = if entry.once {
-            Some(held)
-        } else {
-            Count::next(held)
-        };
-        let entered = entered.ok_or(CommandError::HoldCountOverflow)?;
+        let (held, entered) = entry.counted(hash.own)?;
         // A hold that a script took has no token yet. Our own hold keeps the token of its grant.
         let token = hash.token.unwrap_or_else(|| self.mint());
         count(&mut self.locks.counters.reentries);
@@ -62,11 +53,6 @@ impl Decision<'_> {
         } else {
             self.start_lease(hash, wanted)
         };
-        if entry.once {
-            self.locks
-                .sessions
-                .confirm(self.at, entry.owner, Mode::Plain, true);
-        }
         let (owner, session) = (entry.owner, entry.session);
         self.bind(owner, Mode::Plain, session, Some(token), ends_at);
         Ok((entered, token))
@@ -94,59 +80,25 @@ impl Decision<'_> {
         ends_at
     }
 
-    /// Gives one hold back. Returns the holds left.
-    pub(crate) fn leave_plain(&mut self, hash: &Hash, held: i64, request: &Release<'_>) -> i64 {
-        let left = held.saturating_sub(1);
-        if left == 0 {
-            self.end_plain(hash, request.owner);
-            return 0;
-        }
+    /// The owner has given one hold back, and has `left`.
+    pub(crate) fn count_down_plain(&mut self, hash: &Hash, left: i64, request: &Release<'_>) {
         self.set(Field::Owner(Holder::Caller), Value::Number(left));
         let ends_at = match request.lease {
             Some(lease) => self.start_lease(hash, lease.end(self.now)),
             None => hash.ends_at,
         };
         self.bind(request.owner, Mode::Plain, None, hash.token, ends_at);
-        left
     }
 
-    /// Ends the owner's hold, whatever its count.
-    pub(crate) fn end_plain(&mut self, hash: &Hash, owner: &[u8]) {
-        self.record_hold(owner, Mode::Plain, hash.token);
-        self.unbind(owner, Mode::Plain);
-        if hash.others {
-            self.write(Write::Remove(Field::Owner(Holder::Caller)));
-            // Another owner's field that has a TTL of its own may be over and still be counted as a
-            // holder. Then the lock is free, and the queue must be reconciled.
-            self.reconcile_now();
-        } else {
-            self.free(Mode::Plain);
+    /// Ends the owner's hold.
+    pub(crate) fn end_plain(&mut self, hash: &Hash) -> Then {
+        if !hash.others {
+            return Then::Freed(Mode::Plain);
         }
-    }
-
-    /// Grants the first waiter in the queue: it takes a free lock, or re-enters the hold that its
-    /// owner has already.
-    pub(crate) fn hand_over_plain(
-        &mut self,
-        id: WaiterId,
-        present: Option<&Hash>,
-        message: Option<Mode>,
-    ) {
-        let is_granted = self.grant(id, message, |decision, entry| {
-            if let Some(hash) = present {
-                return decision.reenter(hash, hash.own.unwrap_or(Count::Malformed), entry);
-            }
-            // A session may still have a former hold of this owner on record, which others ended.
-            // It is not the new hold, so it counts as lost.
-            decision.lose_hold(entry.owner, Mode::Plain);
-            let token = decision.mint();
-            Ok(decision.begin_plain(entry, token))
-        });
-        // A script made the first waiter's owner a holder. It may have done the same for the next
-        // one.
-        if is_granted && present.is_some() {
-            self.reconcile_now();
-        }
+        self.write(Write::Remove(Field::Owner(Holder::Caller)));
+        // Another owner's field that has a TTL of its own may be over and still be counted as a
+        // holder. Then the lock is free, and the queue must be reconciled.
+        Then::MayLetIn
     }
 }
 

@@ -8,18 +8,17 @@
 //! decision grants one waiter. Whether the next one can be granted too is decided in the same turn,
 //! when the key has been read for its owner.
 
-use crate::decisions::decision::{Acquired, Decision, Entry};
-use crate::decisions::pending_wait::PendingWait;
+use crate::decisions::decision::{Decision, Entry, Then};
 use crate::interface::effect::{Field, Holder, TimeoutKey, Value, Write};
 use crate::interface::error::CommandError;
-use crate::interface::request::{Acquire, Release, Renew, WaitMode};
-use crate::interface::stored::{Count, ReadHold, ReadWrite, Stored};
+use crate::interface::request::{Release, Renew};
+use crate::interface::stored::{Count, ReadHold, ReadWrite};
 use crate::memory::hold::HoldIndex;
 use crate::memory::log::metrics::count;
-use crate::values::ids::{SessionId, WaiterId};
+use crate::values::ids::SessionId;
 use crate::values::limits::INTEGER_MAX;
 use crate::values::mode::Mode;
-use crate::values::time::{NEVER, ttl_ms};
+use crate::values::time::NEVER;
 use crate::values::token::Token;
 use std::rc::Rc;
 
@@ -30,44 +29,6 @@ const SWEEP_EVERY: i64 = 64;
 
 impl Decision<'_> {
     // --- Commands --------------------------------------------------------------------------------
-
-    pub(crate) fn acquire_read_write(
-        &mut self,
-        hash: &ReadWrite,
-        request: &Acquire<'_>,
-        session: Option<SessionId>,
-        waiters_max: u32,
-    ) -> Result<Acquired, CommandError> {
-        let holds = match request.mode {
-            Mode::Write => hash.own_write.is_some(),
-            // A writer may read, past any queue. No other owner may begin to read while others
-            // wait, nor during the grant delay.
-            Mode::Read | Mode::Plain | Mode::Permits => {
-                hash.own_read.is_some()
-                    || hash.own_write.is_some()
-                    || (hash.lets_read()
-                        && self.queue().is_none()
-                        && !self.locks.grant_delay.lasts(self.now))
-            }
-        };
-        if holds {
-            let (count, token) = self.enter(hash, &Entry::of(request, session))?;
-            if request.once {
-                self.locks
-                    .sessions
-                    .confirm(self.at, request.owner, request.mode, true);
-            }
-            return Ok(Acquired::Held { count, token });
-        }
-        let waits = request.wait_mode != WaitMode::None;
-        if waits && request.mode == Mode::Write && hash.own_read.is_some() {
-            return Err(self.refuse_upgrade(request.owner));
-        }
-        let ends_at = Stored::ReadWrite(*hash).ends_for(request.mode);
-        self.check_after(ends_at);
-        let pending_wait = PendingWait::until(ends_at, ttl_ms(hash.ends_at, self.now));
-        self.wait_for(pending_wait, request, waiters_max)
-    }
 
     pub(crate) fn renew_read_write(
         &mut self,
@@ -82,7 +43,7 @@ impl Decision<'_> {
                 let key_end = hash.key_end(Some(wanted));
                 let (token, own_end) = match own.count {
                     Count::Valid(held) => {
-                        let token = self.token_of(&own);
+                        let token = self.token_of_reader(&own);
                         self.set_timeout(&Holder::Caller, held, token, wanted);
                         (Some(token), Some(wanted))
                     }
@@ -106,52 +67,42 @@ impl Decision<'_> {
         self.bind(owner, mode, session, token, own_end);
     }
 
-    /// Gives one hold back. Returns the holds left.
-    pub(crate) fn leave_read_write(
+    /// The owner has given one hold back, and has `left`.
+    pub(crate) fn count_down_read_write(
         &mut self,
         hash: &ReadWrite,
-        held: i64,
+        left: i64,
         request: &Release<'_>,
-    ) -> i64 {
+    ) {
         match hash.own_read {
-            Some(own) if request.mode == Mode::Read => self.leave_read(hash, &own, held, request),
-            _ => self.leave_write(hash, held, request),
+            Some(own) if request.mode == Mode::Read => {
+                self.count_down_read(hash, &own, left, request);
+            }
+            _ => self.count_down_write(hash, left, request),
         }
     }
 
-    fn leave_read(
+    fn count_down_read(
         &mut self,
         hash: &ReadWrite,
         own: &ReadHold,
-        held: i64,
+        left: i64,
         request: &Release<'_>,
-    ) -> i64 {
-        let left = held.saturating_sub(1);
-        if left == 0 {
-            self.delete_timeout(Holder::Caller, held);
-            self.end_read(hash, own, request.owner);
-            return 0;
-        }
-        let token = self.token_of(own);
+    ) {
+        let token = self.token_of_reader(own);
         let end = match request.lease {
             Some(lease) => lease.end(self.now),
             None => self.lease_of(hash, own),
         };
         self.set(Field::Owner(Holder::Caller), Value::Number(left));
         self.set_timeout(&Holder::Caller, left, token, end);
-        self.delete_timeout(Holder::Caller, held);
+        self.delete_timeout(Holder::Caller, left.saturating_add(1));
         let key_end = hash.key_end(Some(end));
         self.expire(hash, key_end);
         self.bind(request.owner, Mode::Read, None, Some(token), Some(end));
-        left
     }
 
-    fn leave_write(&mut self, hash: &ReadWrite, held: i64, request: &Release<'_>) -> i64 {
-        let left = held.saturating_sub(1);
-        if left == 0 {
-            self.end_write(hash, request.owner);
-            return 0;
-        }
+    fn count_down_write(&mut self, hash: &ReadWrite, left: i64, request: &Release<'_>) {
         self.set(Field::Writer(Holder::Caller), Value::Number(left));
         let token = self.writer_token(request.owner, hash.ends_at);
         let key_end = request
@@ -161,50 +112,43 @@ impl Decision<'_> {
         let end = key_end.or(hash.ends_at);
         self.keep_writer(request.owner, token, end);
         self.bind(request.owner, Mode::Write, None, token, end);
-        left
     }
 
     // --- The end of a hold -----------------------------------------------------------------------
 
-    /// Ends the owner's hold in this mode, whatever its count.
-    pub(crate) fn end_read_write(&mut self, hash: &ReadWrite, owner: &[u8], mode: Mode) {
+    /// Ends the owner's hold in this mode.
+    pub(crate) fn end_read_write(&mut self, hash: &ReadWrite, owner: &[u8], mode: Mode) -> Then {
         match hash.own_read {
-            Some(own) if mode == Mode::Read => {
-                if let Count::Valid(held) = own.count {
-                    self.delete_timeout(Holder::Caller, held);
-                }
-                self.end_read(hash, &own, owner);
-            }
+            Some(own) if mode == Mode::Read => self.end_read(hash, &own),
             _ => self.end_write(hash, owner),
         }
     }
 
-    fn end_read(&mut self, hash: &ReadWrite, own: &ReadHold, owner: &[u8]) {
-        self.record_hold(owner, Mode::Read, own.token);
-        self.unbind(owner, Mode::Read);
-        if hash.mode() == Mode::Read && hash.others_read.is_none() {
-            return self.free(Mode::Read);
+    fn end_read(&mut self, hash: &ReadWrite, own: &ReadHold) -> Then {
+        if let Count::Valid(held) = own.count {
+            self.delete_timeout(Holder::Caller, held);
         }
-        if hash.own_write.is_none() && hash.others_read.is_none() {
-            // The `mode` that another program wrote does not say `read`, but perhaps there is no
-            // writer. Then the lock is free.
-            self.reconcile_now();
+        if hash.mode() == Mode::Read && hash.others_read.is_none() {
+            return Then::Freed(Mode::Read);
         }
         self.write(Write::Remove(Field::Owner(Holder::Caller)));
         self.expire(hash, hash.key_end(None));
+        if hash.own_write.is_none() && hash.others_read.is_none() {
+            // The `mode` that another program wrote does not say `read`, but perhaps there is no
+            // writer. Then the lock is free.
+            return Then::MayLetIn;
+        }
+        Then::Nothing
     }
 
-    fn end_write(&mut self, hash: &ReadWrite, owner: &[u8]) {
-        let token = self.writer_token(owner, hash.ends_at);
-        self.record_hold(owner, Mode::Write, token);
-        self.unbind(owner, Mode::Write);
+    fn end_write(&mut self, hash: &ReadWrite, owner: &[u8]) -> Then {
         self.locks.table.forget_writer_of(self.at, owner);
         if hash.own_read.is_none() && hash.others_read.is_none() && !hash.others_write {
-            return self.free(Mode::Write);
+            return Then::Freed(Mode::Write);
         }
         self.write(Write::Remove(Field::Writer(Holder::Caller)));
         if hash.others_write {
-            return;
+            return Then::Nothing;
         }
         // The writer becomes a reader, and waiting readers may now read with it.
         self.set(Field::Mode, Value::Mode(Mode::Read));
@@ -215,7 +159,7 @@ impl Decision<'_> {
         let own_end = hash.own_read.map(|own| own.ends_at);
         self.expire(hash, without_writer.key_end(own_end));
         self.publish(Mode::Write);
-        self.reconcile_now();
+        Then::MayLetIn
     }
 
     /// Sets the key's end to the end of its last reader's lease.
@@ -256,38 +200,9 @@ impl Decision<'_> {
 
     // --- Entering --------------------------------------------------------------------------------
 
-    /// Grants the first waiter in the queue: it takes a free lock, or enters the lock beside its
-    /// present holders.
-    pub(crate) fn hand_over_read_write(
-        &mut self,
-        id: WaiterId,
-        present: Option<&ReadWrite>,
-        message: Option<Mode>,
-    ) {
-        let Some(mode) = self.locks.table.get(id).map(|waiter| waiter.mode) else {
-            return;
-        };
-        self.grant(id, message, |decision, entry| {
-            if let Some(hash) = present {
-                return decision.enter(hash, entry);
-            }
-            // A session may still have a former hold of this owner on record, which others ended.
-            // It is not the new hold, so it counts as lost.
-            decision.lose_hold(entry.owner, mode);
-            Ok(decision.begin_read_write(entry))
-        });
-        // The next waiter is looked at: a reader may be granted as well, and a writer must know
-        // when the last reader's lease ends. And a script may have made both owners holders.
-        let next = self.queue().and_then(|queue| self.locks.table.first(queue));
-        let may_enter = mode == Mode::Read || present.is_some();
-        if may_enter && next.is_some_and(|(_, next)| next.multi.is_none()) {
-            self.reconcile_now();
-        }
-    }
-
     /// Takes a free lock. Returns the hold count, which is 1, and the token.
     pub(crate) fn begin_read_write(&mut self, entry: &Entry<'_>) -> (i64, Token) {
-        let (token, end) = (self.mint(), entry.lease.end(self.now));
+        let (token, end) = (self.mint_for(entry), entry.lease.end(self.now));
         self.count_grant();
         self.locks.table.forget_writer(self.at);
         self.write(Write::Set(
@@ -311,8 +226,12 @@ impl Decision<'_> {
         (1, token)
     }
 
-    /// Enters a lock that the owner may enter now.
-    fn enter(&mut self, hash: &ReadWrite, entry: &Entry<'_>) -> Result<(i64, Token), CommandError> {
+    /// Enters a lock beside its present holders. Returns the hold count and the token.
+    pub(crate) fn enter_read_write(
+        &mut self,
+        hash: &ReadWrite,
+        entry: &Entry<'_>,
+    ) -> Result<(i64, Token), CommandError> {
         let (own, token) = match entry.mode {
             Mode::Read | Mode::Plain | Mode::Permits => (
                 hash.own_read.map(|own| own.count),
@@ -320,22 +239,7 @@ impl Decision<'_> {
             ),
             Mode::Write => (hash.own_write, self.writer_token(entry.owner, hash.ends_at)),
         };
-        let held = match own {
-            None => 0,
-            Some(Count::Valid(held)) => held,
-            Some(Count::Malformed) => return Err(CommandError::HoldCountMalformed),
-        };
-        let entered = if entry.once && held > 0 {
-            Some(held)
-        } else {
-            Count::next(held)
-        };
-        let entered = entered.ok_or(CommandError::HoldCountOverflow)?;
-        if held == 0 {
-            // While others read, the hash stays when this owner's lease is over. A session may
-            // still have that former hold on record. It is not the new hold, so it counts as lost.
-            self.lose_hold(entry.owner, entry.mode);
-        }
+        let (held, entered) = entry.counted(own)?;
         let token = token.unwrap_or_else(|| self.mint());
         if held == 0 {
             self.count_grant();
@@ -419,7 +323,7 @@ impl Decision<'_> {
 
     /// The token of a reader's hold. A hold that Redisson's script began has none, and gets one
     /// with the first timeout key that we write for it.
-    fn token_of(&mut self, own: &ReadHold) -> Token {
+    fn token_of_reader(&mut self, own: &ReadHold) -> Token {
         own.token.unwrap_or_else(|| self.mint())
     }
 

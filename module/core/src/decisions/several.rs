@@ -7,7 +7,7 @@
 use crate::decisions::decision::{Acquired, Decision, Entry};
 use crate::decisions::pending_wait::PendingWait;
 use crate::decisions::telling::TOLD_AT_ONCE;
-use crate::interface::effect::{Effect, Grant, Holder, WaitOutcome, Write};
+use crate::interface::effect::{Effect, Grant, Holder, WaitOutcome};
 use crate::interface::error::CommandError;
 use crate::interface::request::{MultiAcquire, Release, WaitMode};
 use crate::interface::stored::{Count, Hash, Stored};
@@ -19,36 +19,6 @@ use crate::values::lock_key::LockRef;
 use crate::values::mode::{Kind, Mode};
 use crate::values::time::Now;
 use crate::values::token::Token;
-use std::rc::Rc;
-
-/// An entry into several locks, while it is made lock by lock.
-struct Entering {
-    /// The token of the locks that are newly taken; none if all are held already.
-    new: Option<Token>,
-    /// The largest token of all entries. It is the answer if no lock is newly taken.
-    kept: Option<Token>,
-    /// The highest hold count.
-    count: i64,
-}
-
-impl Entering {
-    fn add(&mut self, (count, token): (i64, Token)) {
-        self.count = self.count.max(count);
-        self.kept = self.kept.max(Some(token));
-    }
-
-    /// The highest hold count, and the token that the owner is told.
-    fn held(&self) -> Option<(i64, Token)> {
-        self.new.or(self.kept).map(|token| (self.count, token))
-    }
-}
-
-/// The state of a lock after one hold was given back.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum GivenBack {
-    Free,
-    Held,
-}
 
 /// The locks that a command names, and the stored value of each.
 pub(crate) struct LockSet<'a> {
@@ -91,17 +61,18 @@ impl Locks {
                 owner: request.owner,
                 holder: Holder::Caller,
                 mode: Mode::Plain,
+                asked: None,
+                token: None,
                 lease: request.lease,
                 session,
                 once: request.once,
                 waited: false,
             };
-            let held = self.enter_all(several, &entry, now, effects);
-            let ((count, token), _) = held.ok_or(CommandError::KeyCount)?;
+            let (held, _) = self.enter_all(several, &entry, now, effects)?;
             if request.wanted {
                 self.ask_if_several_wanted(several, request.owner, now, effects);
             }
-            return Ok(Acquired::Held { count, token });
+            return Ok(Acquired::held(held));
         }
         let ttl_ms = self.ttl_or_delay_ms(ttl_of_others_ms(several.stored, now), now);
         if request.wait_mode == WaitMode::None {
@@ -134,22 +105,28 @@ impl Locks {
         entry: &Entry<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Option<((i64, Token), Vec<Token>)> {
+    ) -> Result<((i64, Token), Vec<Token>), CommandError> {
         let any_new = several.stored.iter().any(Stored::is_free);
-        let mut entering = Entering {
-            new: any_new.then(|| self.tokens.mint(now.wall_us)),
-            kept: None,
-            count: 0,
+        let new = any_new.then(|| self.tokens.mint(now.wall_us));
+        let entry = Entry {
+            token: new,
+            holder: entry.holder.clone(),
+            ..*entry
         };
-        let mut tokens = Vec::with_capacity(several.locks.len());
+        let (mut highest, mut tokens) = (0, Vec::with_capacity(several.locks.len()));
         for (place, lock, stored) in several.each() {
             let mut decision = self.decision(lock, place, now, effects);
-            if let Some(held) = decision.enter_plain(stored, entry, entering.new) {
-                entering.add(held);
-                tokens.push(held.1);
+            if stored.is_free() {
+                decision.lose_holds(None);
             }
+            let (count, token) = decision.enter(stored, &entry)?;
+            decision.holder_may_have_all(entry.owner);
+            highest = highest.max(count);
+            tokens.push(token);
         }
-        Some((entering.held()?, tokens))
+        // If no lock is newly taken, the answer is the largest token of all.
+        let token = new.or(tokens.iter().max().copied());
+        Ok(((highest, token.ok_or(CommandError::KeyCount)?), tokens))
     }
 
     /// The owner's wait for the same locks, if the request takes it over (ONCE).
@@ -185,19 +162,26 @@ impl Locks {
                 return Err(CommandError::HoldCountMalformed);
             }
         }
-        let mut released: i64 = 0;
-        let mut freed = Vec::new();
+        // All holds are given back before a waiter is granted: it may wait for several of them.
+        let mut given_back = Vec::new();
         for (place, lock, stored) in several.each() {
+            let request = Release {
+                key: lock.name,
+                owner,
+                mode: Mode::Plain,
+                permits: None,
+                token: None,
+                lease: None,
+            };
             let mut decision = self.decision(lock, place, now, effects);
-            let given_back = decision.give_back_one(stored, owner);
-            released = released.saturating_add(given_back.is_some().into());
-            if given_back == Some(GivenBack::Free) {
-                freed.push((place, lock));
+            if let Some((_, then)) = decision.release_own(stored, &request)? {
+                given_back.push((place, lock, then));
+                count(&mut self.counters.releases);
             }
         }
-        for (place, lock) in freed {
-            self.decision(lock, place, now, effects)
-                .pass_on(Mode::Plain);
+        let released = i64::try_from(given_back.len()).unwrap_or(i64::MAX);
+        for (place, lock, then) in given_back {
+            self.decision(lock, place, now, effects).follow(then);
         }
         Ok(released)
     }
@@ -273,46 +257,33 @@ impl Locks {
         let (Some(locks), Some(first)) = (self.multis.locks(id), self.waiter_of(id)) else {
             return;
         };
-        let Some(waiter) = self.table.get(first) else {
+        let Some(told_under) = several.locks.first() else {
             return;
         };
-        let owner = Rc::clone(&waiter.owner);
-        let entry = Entry {
-            owner: &owner,
-            holder: Holder::Caller,
-            mode: Mode::Plain,
-            lease: waiter.lease,
-            session: waiter.session,
-            once: false,
-            waited: true,
-        };
-        let entered = self.enter_all(several, &entry, now, effects);
-        debug_assert!(entered.is_some(), "who is granted can enter");
-        // As for one lock: the wait leaves the queues only after it has entered, or it could end up
-        // with neither.
-        let (Some(((held, token), tokens)), Some(told_under)) = (entered, locks.first()) else {
-            return;
-        };
-        let Some(waiter) = self.leave(first) else {
-            return;
-        };
+        let mut decision = self.decision(*told_under, 0, now, effects);
+        let granted = decision.grant(first, None, |decision, entry| {
+            let Decision {
+                locks: state,
+                effects,
+                ..
+            } = decision;
+            let ((count, token), tokens) = state.enter_all(several, entry, now, effects)?;
+            let grant = Grant {
+                token,
+                mode: Mode::Plain,
+                several: Some(locks.iter().cloned().zip(tokens).collect()),
+            };
+            Ok((count, grant))
+        });
+        let Some(waiter) = granted else { return };
         let waited_ms = now.mono_ms.saturating_sub(waiter.since);
-        self.counters.wait_ms.record(waited_ms);
-        for lock in locks.iter() {
-            if let Some(of) = self.patterns.of(&lock.name) {
+        for lock in several.locks.iter().skip(1) {
+            if let Some(of) = self.patterns.of(lock.name) {
                 of.wait_ms.record(waited_ms);
             }
         }
-        count(&mut self.counters.handovers);
-        let grant = Grant {
-            token,
-            mode: Mode::Plain,
-            several: Some(locks.iter().cloned().zip(tokens).collect()),
-        };
-        let told = Rc::clone(&owner);
-        self.tell_granted(told_under, waiter.reply_to, told, held, grant, effects);
         if waiter.wanted {
-            self.ask_if_several_wanted(several, &owner, now, effects);
+            self.ask_if_several_wanted(several, &waiter.owner, now, effects);
         }
     }
 }
@@ -335,57 +306,6 @@ impl Decision<'_> {
                 Ok(false)
             }
         }
-    }
-
-    /// Enters one of several locks, with the token `new` if it is newly taken.
-    fn enter_plain(
-        &mut self,
-        stored: &Stored,
-        entry: &Entry<'_>,
-        new: Option<Token>,
-    ) -> Option<(i64, Token)> {
-        let held = match (stored, new) {
-            (Stored::Plain(hash), _) => self.reenter(hash, hash.own?, entry).ok()?,
-            (_, Some(token)) => {
-                if stored.leaves_hash() {
-                    self.write(Write::Delete);
-                }
-                self.lose_holds(None);
-                self.begin_plain(entry, token)
-            }
-            (_, None) => return None,
-        };
-        self.holder_may_have_all(entry.owner);
-        Some(held)
-    }
-
-    /// Gives back one hold of one lock of an MRELEASE; none if the owner has none. No waiter is
-    /// granted before all are given back.
-    fn give_back_one(&mut self, stored: &Stored, owner: &[u8]) -> Option<GivenBack> {
-        let Stored::Plain(hash) = stored else {
-            self.locks.mark_dirty(self.at);
-            return None;
-        };
-        let Some(Count::Valid(held)) = hash.own else {
-            return None;
-        };
-        count(&mut self.locks.counters.releases);
-        if held == 1 && !hash.others {
-            self.record_hold(owner, Mode::Plain, hash.token);
-            self.unbind(owner, Mode::Plain);
-            self.write(Write::Delete);
-            return Some(GivenBack::Free);
-        }
-        let request = Release {
-            key: self.at.name,
-            owner,
-            mode: Mode::Plain,
-            permits: None,
-            token: None,
-            lease: None,
-        };
-        self.leave_plain(hash, held, &request);
-        Some(GivenBack::Held)
     }
 
     /// The owner has the lock now. If it waits for this lock together with others, it may be able

@@ -1,6 +1,6 @@
 //! The commands about one lock, from ACQUIRE to BREAK: who gets the lock, and who keeps it.
 
-use crate::decisions::decision::{Acquired, Decision, Entry};
+use crate::decisions::decision::{Acquired, Decision, Entry, Then};
 use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Holder, TimeoutKey, WaitOutcome, Write};
 use crate::interface::error::CommandError;
@@ -11,12 +11,13 @@ use crate::memory::session::LostReason;
 use crate::values::circle::Circle;
 use crate::values::ids::{RecordId, WaiterId};
 use crate::values::mode::Mode;
-use crate::values::time::ttl_ms;
 use crate::values::token::Token;
 use std::rc::Rc;
 
 impl Decision<'_> {
-    /// ACQUIRE: takes the lock, enters it once more, or reports that it is held.
+    /// ACQUIRE: enters the lock, or reports that it is held. All kinds have this order: an owner
+    /// enters its own hold past any queue; then come the waiters, as far as the lock is free; then
+    /// a caller for which there is room; and who cannot enter now waits.
     pub(crate) fn acquire(
         &mut self,
         stored: &Stored,
@@ -25,58 +26,65 @@ impl Decision<'_> {
         waiters_max: u32,
     ) -> Result<Acquired, CommandError> {
         let session = self.locks.listened(request.session)?;
-        if request.mode == Mode::Permits {
-            return self.acquire_permits(stored, request, session, is_reconciled, waiters_max);
-        }
-        if stored.is_free() {
-            let Some(queue) = self.queue() else {
-                if self.locks.grant_delay.lasts(self.now) {
-                    return self.wait_for(PendingWait::promised(), request, waiters_max);
-                }
-                self.lose_holds(None);
-                return Ok(self.take(stored, &Entry::of(request, session)));
-            };
-            // The waiters come first: a newcomer that arrives after the end of a lease, but before
-            // the queue is looked at, must not overtake them.
-            if !is_reconciled {
-                return Ok(Acquired::ReconcileFirst);
-            }
-            self.check_kind_of_first(queue, request.mode)?;
-            return self.wait_for(PendingWait::promised(), request, waiters_max);
-        }
         self.check_kind(stored, request.mode.kind())?;
-        match stored {
-            Stored::ReadWrite(hash) => self.acquire_read_write(hash, request, session, waiters_max),
-            Stored::Plain(hash) => {
-                if let Some(own) = hash.own {
-                    let (count, token) = self.reenter(hash, own, &Entry::of(request, session))?;
-                    return Ok(Acquired::Held { count, token });
-                }
-                self.check_after(hash.ends_at);
-                let pending_wait = PendingWait::until(hash.ends_at, ttl_ms(hash.ends_at, self.now));
-                self.wait_for(pending_wait, request, waiters_max)
-            }
-            Stored::Free | Stored::NoHolder | Stored::Permits(_) | Stored::OtherType => {
-                Err(CommandError::WrongType)
-            }
+        let entry = Entry::of(request, session);
+        if !stored.is_new_to_owner(request.mode) {
+            return self.enter(stored, &entry).map(Acquired::held);
         }
+        let (queue, has_room) = (self.queue(), stored.has_room(request.mode));
+        let is_theirs = stored.is_free() || has_room && request.mode == Mode::Permits;
+        // A newcomer that arrives after the end of a lease, but before the queue is looked at, must
+        // not overtake the waiters.
+        if queue.is_some() && is_theirs && !is_reconciled {
+            return Ok(Acquired::ReconcileFirst);
+        }
+        if let Some(queue) = queue.filter(|_| stored.is_free()) {
+            self.check_kind_of_first(queue, request.mode)?;
+        }
+        self.check_can_end(stored, request)?;
+        if has_room && queue.is_none() && !self.locks.grant_delay.lasts(self.now) {
+            if stored.is_free() {
+                self.lose_holds(None);
+            }
+            return self.enter(stored, &entry).map(Acquired::held);
+        }
+        let pending_wait = if is_theirs && has_room {
+            PendingWait::promised()
+        } else {
+            let ends_at = stored.ends_for(request.mode);
+            if request.mode != Mode::Permits {
+                self.check_after(ends_at);
+            }
+            PendingWait::until(ends_at, stored.ttl_ms(self.now))
+        };
+        self.wait_for(pending_wait, request, waiters_max)
     }
 
-    fn take(&mut self, stored: &Stored, entry: &Entry<'_>) -> Acquired {
-        if stored.leaves_hash() {
-            self.write(Write::Delete);
+    /// Refuses a request whose wait could never end with the lock: for more permits than the limit,
+    /// and of a reader that wants to become the writer.
+    fn check_can_end(
+        &mut self,
+        stored: &Stored,
+        request: &Acquire<'_>,
+    ) -> Result<(), CommandError> {
+        match (stored, request.asked) {
+            // An owner that waits already stays in the queue when the limit is lowered.
+            (_, Some(asked)) if self.own_place(request).is_none() => {
+                stored.permits().check_limit(asked)
+            }
+            (Stored::ReadWrite(hash), _)
+                if request.mode == Mode::Write
+                    && request.wait_mode != WaitMode::None
+                    && hash.own_read.is_some() =>
+            {
+                Err(self.refuse_upgrade(request.owner))
+            }
+            _ => Ok(()),
         }
-        let (count, token) = if entry.mode == Mode::Plain {
-            let token = self.mint();
-            self.begin_plain(entry, token)
-        } else {
-            self.begin_read_write(entry)
-        };
-        Acquired::Held { count, token }
     }
 
     /// The caller cannot have the lock now: it is told so, or must wait.
-    pub(crate) fn wait_for(
+    fn wait_for(
         &mut self,
         mut pending_wait: PendingWait,
         request: &Acquire<'_>,
@@ -164,31 +172,25 @@ impl Decision<'_> {
         stored: &Stored,
         request: &Release<'_>,
     ) -> Result<Option<i64>, CommandError> {
-        let left = self.give_back(stored, request)?;
-        if left.is_some() {
-            count(&mut self.locks.counters.releases);
-        }
-        Ok(left)
+        let Some((left, then)) = self.release_own(stored, request)? else {
+            return Ok(None);
+        };
+        self.follow(then);
+        count(&mut self.locks.counters.releases);
+        Ok(Some(left))
     }
 
-    pub(crate) fn give_back(
+    /// The same, without what follows for others.
+    pub(crate) fn release_own(
         &mut self,
         stored: &Stored,
         request: &Release<'_>,
-    ) -> Result<Option<i64>, CommandError> {
-        let Some(own) = self.own_hold(stored, request.mode, request.token, request.owner)? else {
-            return Ok(None);
-        };
-        let Count::Valid(held) = own else {
-            return Err(CommandError::HoldCountMalformed);
-        };
-        let left = match stored {
-            Stored::Plain(hash) => self.leave_plain(hash, held, request),
-            Stored::ReadWrite(hash) => self.leave_read_write(hash, held, request),
-            Stored::Permits(hash) => self.leave_permits(hash, request)?,
-            Stored::Free | Stored::NoHolder | Stored::OtherType => 0,
-        };
-        Ok(Some(left))
+    ) -> Result<Option<(i64, Then)>, CommandError> {
+        match self.own_hold(stored, request.mode, request.token, request.owner)? {
+            None => Ok(None),
+            Some(Count::Malformed) => Err(CommandError::HoldCountMalformed),
+            Some(Count::Valid(held)) => self.release_one(stored, held, request).map(Some),
+        }
     }
 
     /// RENEW: starts the lease anew. Returns whether the owner still holds the lock.
@@ -207,12 +209,7 @@ impl Decision<'_> {
         self.locks
             .sessions
             .confirm(self.at, request.owner, request.mode, false);
-        match stored {
-            Stored::Plain(hash) => self.renew_plain(hash, request, session),
-            Stored::ReadWrite(hash) => self.renew_read_write(hash, request, session),
-            Stored::Permits(hash) => self.renew_permits(hash, request, session),
-            Stored::Free | Stored::NoHolder | Stored::OtherType => {}
-        }
+        self.renew_hold(stored, request, session);
         if request.wanted {
             self.ask_if_wanted(request.owner, request.mode);
         }
@@ -287,12 +284,7 @@ impl Decision<'_> {
         self.log_broken(stored, held_as, holders);
         self.locks.table.forget_writer(self.at);
         self.lose_holds(Some(LostReason::Broken));
-        if held_as == Mode::Permits {
-            self.write(Write::Delete);
-            self.reconcile_now();
-        } else {
-            self.free(held_as);
-        }
+        self.follow(Then::Freed(held_as));
         Ok(true)
     }
 

@@ -1,6 +1,6 @@
 //! The content of a lock's key as plain values. It is read anew for each decision.
 
-use crate::interface::stored_permits::PermitsHash;
+use crate::interface::stored_permits::{PermitsHash, Room};
 use crate::values::limits::HOLD_COUNT_MAX;
 use crate::values::mode::{Kind, Mode};
 use crate::values::number;
@@ -88,6 +88,7 @@ impl Stored {
     /// When the lock will be free for this mode, as far as is known.
     pub(crate) fn ends_for(&self, mode: Mode) -> Option<i64> {
         match self {
+            Self::Permits(hash) if mode == Mode::Permits => hash.room_at(),
             // Also for a plain waiter, which is in this queue because a script made the lock a
             // read-write lock.
             Self::ReadWrite(hash) if mode != Mode::Read => hash.readers_end(),
@@ -111,21 +112,21 @@ impl Stored {
     /// Whether the owner that this was read for, the first in the queue, can get the lock in this
     /// mode.
     pub(crate) fn lets_in(&self, mode: Mode) -> bool {
-        let may_enter = |own: Option<Count>| match own {
-            Some(Count::Valid(held)) => Count::next(held).is_some(),
-            _ => false,
-        };
-        match (self, mode) {
-            (free, _) if free.is_free() => true,
+        match self.own(mode) {
+            None => self.has_room(mode),
             // Another client's script made the first waiter's owner the holder. An owner re-enters
             // its own hold and never waits for it.
-            (Self::Plain(hash), Mode::Plain) => may_enter(hash.own),
-            (Self::ReadWrite(hash), Mode::Write) => may_enter(hash.own_write),
-            (Self::ReadWrite(hash), Mode::Read) => match hash.own_read {
-                Some(own) => may_enter(Some(own.count)),
-                None => hash.lets_read(),
-            },
-            _ => false,
+            Some((Count::Valid(held), _)) => Count::next(held).is_some(),
+            Some((Count::Malformed, _)) => false,
+        }
+    }
+
+    /// Whether an owner without a hold could enter beside the present holders, if nobody waited.
+    pub(crate) fn has_room(&self, mode: Mode) -> bool {
+        match (self, mode) {
+            (_, Mode::Permits) => self.permits().room == Room::Now,
+            (Self::ReadWrite(hash), Mode::Read) => hash.lets_read(),
+            _ => self.is_free(),
         }
     }
 
@@ -138,6 +139,7 @@ impl Stored {
             (Self::ReadWrite(hash), Mode::Read) => {
                 hash.own_read.is_none() && hash.own_write.is_none()
             }
+            (Self::Permits(hash), Mode::Permits) => hash.own.is_none(),
             _ => true,
         }
     }

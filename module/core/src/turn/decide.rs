@@ -269,7 +269,7 @@ impl Locks {
             pending_wait.is_out_of_date = true;
         }
         self.decision(lock.as_ref(), 0, now, effects)
-            .end(&release, stored, outlived);
+            .end_pending(&release, stored, outlived);
         // Only a deletion at the command's own lock counts. A release at another lock must not make
         // BREAK leave a hold in place.
         turn.freed |=
