@@ -5,12 +5,13 @@
 //! noticed.
 
 use crate::values::arena::{Arena, Id};
+use crate::values::few::Few;
 use crate::values::ids::{HoldId, RecordId, SessionId};
 use crate::values::lock_key::LockKey;
 use crate::values::mode::Mode;
 use crate::values::time::Now;
 use crate::values::token::Token;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 /// Tells the hold of an owner from a later hold of the same owner.
@@ -67,100 +68,35 @@ impl SessionHold {
     }
 }
 
-/// The holds that sessions have of one lock: mostly one. There are several for a lock with readers
-/// or permits, or if another client wrote several owners into its hash.
-#[derive(Debug, Default)]
-pub(crate) enum HoldIndex {
-    #[default]
-    None,
-    One(HoldId),
-    #[allow(
-        clippy::box_collection,
-        reason = "a record is as small as with one hold"
-    )]
-    Many(Box<BTreeMap<Rc<[u8]>, ByMode>>),
-}
-
-/// The holds of one owner, by mode.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ByMode([Option<HoldId>; 4]);
-
-impl ByMode {
-    fn slot(mode: Mode) -> usize {
-        match mode {
-            Mode::Plain => 0,
-            Mode::Read => 1,
-            Mode::Write => 2,
-            Mode::Permits => 3,
-        }
-    }
-
-    fn get(&self, mode: Mode) -> Option<HoldId> {
-        self.0.get(Self::slot(mode)).copied().flatten()
-    }
-
-    fn set(&mut self, mode: Mode, id: Option<HoldId>) {
-        if let Some(slot) = self.0.get_mut(Self::slot(mode)) {
-            *slot = id;
-        }
-    }
-
-    fn ids(&self) -> impl Iterator<Item = HoldId> {
-        self.0.into_iter().flatten()
-    }
-}
+/// The holds that sessions have of one lock, by owner and mode: mostly one. There are several for a
+/// lock with readers or permits, or if another client wrote several owners into its hash.
+pub(crate) type HoldIndex = Few<Rc<[u8]>, Few<Mode, HoldId>>;
 
 impl HoldIndex {
-    pub(crate) fn is_empty(&self) -> bool {
-        matches!(self, Self::None)
-    }
-
     /// All of them. Sorted by owner.
     pub(crate) fn all(&self) -> Vec<HoldId> {
-        match self {
-            Self::None => Vec::new(),
-            Self::One(id) => vec![*id],
-            Self::Many(owners) => owners.values().flat_map(ByMode::ids).collect(),
+        let of_owner = self.iter().flat_map(|(_, of_owner)| of_owner.iter());
+        of_owner.map(|(_, id)| *id).collect()
+    }
+
+    /// An owner's hold of the lock.
+    pub(crate) fn find(&self, owner: &[u8], mode: Mode) -> Option<HoldId> {
+        self.get(owner)?.get(&mode).copied()
+    }
+
+    fn add(&mut self, owner: &Rc<[u8]>, mode: Mode, id: HoldId) {
+        match self.get_mut(&**owner) {
+            Some(of_owner) => of_owner.insert(mode, id),
+            None => self.insert(Rc::clone(owner), Few::One(mode, id)),
         }
     }
 
-    fn insert(&mut self, holds: &SessionHolds, id: HoldId, owner: &Rc<[u8]>, mode: Mode) {
-        match self {
-            Self::None => *self = Self::One(id),
-            Self::One(first) => {
-                let mut owners: Box<BTreeMap<Rc<[u8]>, ByMode>> = Box::default();
-                if let Some(hold) = holds.get(*first) {
-                    let of_first = owners.entry(Rc::clone(&hold.owner)).or_default();
-                    of_first.set(hold.mode, Some(*first));
-                }
-                owners
-                    .entry(Rc::clone(owner))
-                    .or_default()
-                    .set(mode, Some(id));
-                *self = Self::Many(owners);
+    fn take(&mut self, owner: &[u8], mode: Mode) {
+        if let Some(of_owner) = self.get_mut(owner) {
+            of_owner.remove(&mode);
+            if of_owner.is_empty() {
+                self.remove(owner);
             }
-            Self::Many(owners) => {
-                owners
-                    .entry(Rc::clone(owner))
-                    .or_default()
-                    .set(mode, Some(id));
-            }
-        }
-    }
-
-    fn remove(&mut self, owner: &[u8], mode: Mode) {
-        let Self::Many(owners) = self else {
-            *self = Self::None;
-            return;
-        };
-        if let Some(of_owner) = owners.get_mut(owner) {
-            of_owner.set(mode, None);
-            if of_owner.ids().next().is_none() {
-                owners.remove(owner);
-            }
-        }
-        if owners.is_empty() {
-            *self = Self::None;
         }
     }
 }
@@ -185,18 +121,6 @@ impl SessionHolds {
 
     pub(crate) fn get(&self, id: HoldId) -> Option<&SessionHold> {
         self.arena.get(id.0)
-    }
-
-    /// An owner's hold of a lock.
-    pub(crate) fn find(&self, index: &HoldIndex, owner: &[u8], mode: Mode) -> Option<HoldId> {
-        match index {
-            HoldIndex::None => None,
-            HoldIndex::One(id) => {
-                let hold = self.get(*id)?;
-                (*hold.owner == *owner && hold.mode == mode).then_some(*id)
-            }
-            HoldIndex::Many(owners) => owners.get(owner)?.get(mode),
-        }
     }
 
     /// Adds a hold of a session, also to its lock's index. None only if there are four billion
@@ -227,7 +151,7 @@ impl SessionHolds {
             replaced: false,
             asks_at: None,
         })?);
-        index.insert(self, id, &of, mode);
+        index.add(&of, mode, id);
         Some(id)
     }
 
@@ -262,7 +186,7 @@ impl SessionHolds {
     ) -> Option<SessionHold> {
         let hold = self.arena.remove(id.0)?;
         if let Some(index) = index {
-            index.remove(&hold.owner, hold.mode);
+            index.take(&hold.owner, hold.mode);
         }
         if let Some(check_at) = hold.check_at {
             self.checks.remove(&(check_at, id));

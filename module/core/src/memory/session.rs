@@ -7,6 +7,7 @@
 use crate::interface::effect::Grant;
 use crate::interface::error::CommandError;
 use crate::values::arena::{Arena, Id};
+use crate::values::few::Few;
 use crate::values::ids::{HoldId, Listener, SessionId, SessionRef, WaiterId};
 use crate::values::limits::ROOM_KEPT;
 use crate::values::lock_key::{LockKey, LockRef};
@@ -178,50 +179,11 @@ struct UnfetchedGrants {
     noted: Vec<(SessionId, usize)>,
 }
 
-/// The unfetched grants of one owner, by lock.
-type OfOwner = HashMap<Rc<[u8]>, Places>;
+/// The unfetched grants of one owner, by lock. Mostly there is only one of each lock.
+type OfOwner = HashMap<Rc<[u8]>, Few<Place, ()>>;
 
 /// An unfetched grant: its mode, its session, and the index of its event there.
 type Place = (Mode, SessionId, usize);
-
-/// The unfetched grants of one lock to one owner. Mostly there is only one.
-#[derive(Debug)]
-enum Places {
-    One(Place),
-    Many(BTreeSet<Place>),
-}
-
-impl Places {
-    fn add(&mut self, place: Place) {
-        match self {
-            Self::One(one) if *one == place => {}
-            Self::One(one) => *self = Self::Many(BTreeSet::from([*one, place])),
-            Self::Many(many) => {
-                many.insert(place);
-            }
-        }
-    }
-
-    /// Removes one. Whether none is left.
-    fn remove(&mut self, place: Place) -> bool {
-        match self {
-            Self::One(one) => *one == place,
-            Self::Many(many) => {
-                many.remove(&place);
-                many.is_empty()
-            }
-        }
-    }
-
-    /// Those of this mode.
-    fn of(&self, mode: Mode) -> Vec<Place> {
-        let places = match self {
-            Self::One(one) => vec![*one],
-            Self::Many(many) => many.iter().copied().collect(),
-        };
-        places.into_iter().filter(|(of, ..)| *of == mode).collect()
-    }
-}
 
 impl UnfetchedGrants {
     fn add(&mut self, event: &Event, session: SessionId, at: usize) {
@@ -232,10 +194,8 @@ impl UnfetchedGrants {
         for lock in locks {
             let owners = self.places.entry(lock.db).or_default();
             let of_owner = owners.entry(Rc::clone(&event.owner)).or_default();
-            of_owner
-                .entry(Rc::clone(&lock.name))
-                .and_modify(|places| places.add(place))
-                .or_insert(Places::One(place));
+            let places = of_owner.entry(Rc::clone(&lock.name)).or_default();
+            places.insert(place, ());
         }
     }
 
@@ -258,10 +218,11 @@ impl UnfetchedGrants {
         let Some(of_owner) = owners.get_mut(owner) else {
             return;
         };
-        if let Some(places) = of_owner.get_mut(lock.name)
-            && places.remove(place)
-        {
-            of_owner.remove(lock.name);
+        if let Some(places) = of_owner.get_mut(lock.name) {
+            places.remove(&place);
+            if places.is_empty() {
+                of_owner.remove(lock.name);
+            }
         }
         if of_owner.is_empty() {
             owners.remove(owner);
@@ -277,7 +238,9 @@ impl UnfetchedGrants {
             .get(&lock.db)
             .and_then(|owners| owners.get(owner));
         let places = of_owner.and_then(|of_owner| of_owner.get(lock.name));
-        places.map_or_else(Vec::new, |places| places.of(mode))
+        let places = places.into_iter().flat_map(Few::iter);
+        let places = places.map(|(place, ())| *place);
+        places.filter(|(of, ..)| *of == mode).collect()
     }
 }
 

@@ -15,6 +15,7 @@ use crate::memory::pending::PendingRelease;
 use crate::memory::position::Positions;
 use crate::memory::unnoticed::Unnoticed;
 use crate::values::arena::Arena;
+use crate::values::few::Few;
 use crate::values::ids::{MultiId, RecordId, SessionId, WaiterId};
 use crate::values::limits::ROOM_KEPT;
 use crate::values::lock_key::{LockKey, LockRef};
@@ -22,6 +23,7 @@ use crate::values::mode::Mode;
 use crate::values::time::{Lease, Now, Wait, earlier};
 use crate::values::token::Token;
 use std::cell::{Cell, RefCell};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
@@ -80,13 +82,6 @@ pub(crate) struct Waiter {
     order: u64,
     ahead: Option<WaiterId>,
     behind: Option<WaiterId>,
-}
-
-/// The queues in which an owner waits: mostly one.
-#[derive(Debug)]
-enum Places {
-    One(RecordId, WaiterId),
-    Several(BTreeMap<RecordId, WaiterId>),
 }
 
 /// The queue of a lock.
@@ -188,8 +183,8 @@ pub(crate) struct LockTable {
     last_found: Cell<Option<RecordId>>,
     last_missed: RefCell<NegativeCache>,
     waiters: Arena<Waiter>,
-    /// The queues in which each owner waits.
-    waits: HashMap<Rc<[u8]>, Places>,
+    /// The queues in which each owner waits, and its waiter in each.
+    waits: HashMap<Rc<[u8]>, Few<RecordId, WaiterId>>,
     wait_ends: BTreeSet<(i64, WaiterId)>,
     /// The waiters whose wait was not found to be long yet.
     unnoticed: Unnoticed,
@@ -662,7 +657,7 @@ impl LockTable {
 
     /// An owner's waiter in a queue.
     pub(crate) fn waiter_of(&self, id: RecordId, owner: &[u8]) -> Option<(WaiterId, &Waiter)> {
-        let waiter = self.waits.get(owner)?.get(id)?;
+        let waiter = *self.waits.get(owner)?.get(&id)?;
         Some((waiter, self.waiters.get(waiter.0)?))
     }
 
@@ -891,8 +886,9 @@ impl LockTable {
     /// The queues in which an owner waits, and how many waiters joined each of them before it.
     /// Waits for permits are left out: nothing says which of the holders must give permits back.
     pub(crate) fn waits_of(&self, owner: &[u8]) -> impl Iterator<Item = (RecordId, u64)> + '_ {
-        let places = self.waits.get(owner).into_iter().flat_map(Places::all);
-        let waits = places.filter_map(|(queue, waiter)| Some((queue, self.waiters.get(waiter.0)?)));
+        let places = self.waits.get(owner).into_iter().flat_map(Few::iter);
+        let waits =
+            places.filter_map(|(queue, waiter)| Some((*queue, self.waiters.get(waiter.0)?)));
         let waits = waits.filter(|(_, waiter)| waiter.mode != Mode::Permits);
         waits.map(|(queue, waiter)| (queue, waiter.order))
     }
@@ -917,22 +913,24 @@ impl LockTable {
         record: RecordId,
         waiter: WaiterId,
     ) -> Option<Rc<[u8]>> {
-        use std::collections::hash_map::Entry;
-        match self.waits.entry(owner) {
+        let mut places = match self.waits.entry(owner) {
             Entry::Vacant(none) => {
-                none.insert(Places::One(record, waiter));
-                None
+                none.insert(Few::One(record, waiter));
+                return None;
             }
-            Entry::Occupied(mut places) => {
-                let known = Rc::clone(places.key());
-                let was_one = places.get_mut().add(record, waiter);
-                // With the second queue, the owner's waiter in the first queue must be marked too.
-                for (record, waiter) in was_one.into_iter().chain([(record, waiter)]) {
-                    self.mark_multi_queue(record, waiter, true);
-                }
-                Some(known)
-            }
+            Entry::Occupied(places) => places,
+        };
+        let known = Rc::clone(places.key());
+        let only = places
+            .get()
+            .only()
+            .map(|(record, waiter)| (*record, *waiter));
+        places.get_mut().insert(record, waiter);
+        // With the second queue, the owner's waiter in the first queue must be marked too.
+        for (record, waiter) in only.into_iter().chain([(record, waiter)]) {
+            self.mark_multi_queue(record, waiter, true);
         }
+        Some(known)
     }
 
     fn remove_place(&mut self, gone: &Waiter) {
@@ -941,14 +939,15 @@ impl LockTable {
         let Some(mut places) = self.waits.remove(&gone.owner) else {
             return;
         };
-        if let Places::One(..) = places {
+        places.remove(&gone.record);
+        if places.is_empty() {
             if self.waits.is_empty() {
                 self.waits.shrink_to(ROOM_KEPT);
             }
             return;
         }
-        if let Some((record, waiter)) = places.remove(gone.record) {
-            self.mark_multi_queue(record, waiter, false);
+        if let Some((record, waiter)) = places.only() {
+            self.mark_multi_queue(*record, *waiter, false);
         }
         self.waits.insert(Rc::clone(&gone.owner), places);
     }
@@ -1121,56 +1120,6 @@ impl LockTable {
 
 fn names_no_limit(asked: Option<PermitsRequest>) -> bool {
     asked.is_some_and(|asked| asked.limit.is_none())
-}
-
-impl Places {
-    fn get(&self, record: RecordId) -> Option<WaiterId> {
-        match self {
-            Self::One(only, waiter) => (*only == record).then_some(*waiter),
-            Self::Several(places) => places.get(&record).copied(),
-        }
-    }
-
-    /// Returns the former place if it was the only one.
-    fn add(&mut self, record: RecordId, waiter: WaiterId) -> Option<(RecordId, WaiterId)> {
-        match self {
-            Self::One(only, first) => {
-                let was_one = (*only, *first);
-                *self = Self::Several(BTreeMap::from([was_one, (record, waiter)]));
-                Some(was_one)
-            }
-            Self::Several(places) => {
-                places.insert(record, waiter);
-                None
-            }
-        }
-    }
-
-    /// Removes one of several places. Returns the place that is now the only one.
-    fn remove(&mut self, record: RecordId) -> Option<(RecordId, WaiterId)> {
-        let Self::Several(places) = self else {
-            return None;
-        };
-        places.remove(&record);
-        let (only, waiter) = match places.len() {
-            1 => places.first_key_value()?,
-            _ => return None,
-        };
-        let left = (*only, *waiter);
-        *self = Self::One(left.0, left.1);
-        Some(left)
-    }
-
-    fn all(&self) -> impl Iterator<Item = (RecordId, WaiterId)> + '_ {
-        let (one, several) = match self {
-            Self::One(only, waiter) => (Some((*only, *waiter)), None),
-            Self::Several(places) => {
-                let places = places.iter().map(|(record, waiter)| (*record, *waiter));
-                (None, Some(places))
-            }
-        };
-        one.into_iter().chain(several.into_iter().flatten())
-    }
 }
 
 impl Waiter {

@@ -2,6 +2,7 @@
 
 pub(crate) mod arena;
 pub(crate) mod circle;
+pub(crate) mod few;
 pub(crate) mod glob;
 pub(crate) mod ids;
 pub(crate) mod limits;
