@@ -10,4 +10,3 @@ pub(crate) mod position;
 pub(crate) mod session;
 pub(crate) mod state;
 pub(crate) mod table;
-pub(crate) mod unnoticed;

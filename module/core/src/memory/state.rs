@@ -379,6 +379,7 @@ impl Locks {
 
     /// Sets which events are logged from now on, and how many entries are kept.
     pub fn set_log_options(&mut self, options: LogOptions) {
+        self.table.long_after_ms = options.waits_ms;
         self.log.set_options(options);
     }
 

@@ -13,7 +13,6 @@ use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::hold::HoldIndex;
 use crate::memory::pending::PendingRelease;
 use crate::memory::position::Positions;
-use crate::memory::unnoticed::Unnoticed;
 use crate::values::arena::Arena;
 use crate::values::few::Few;
 use crate::values::ids::{MultiId, RecordId, SessionId, WaiterId};
@@ -96,6 +95,9 @@ struct WaitQueue {
     without_limit: u32,
     /// How many of its waiters wait to read.
     readers: u32,
+    /// The first waiter whose wait was not found to be long yet. Those behind it were not either:
+    /// waits become long in the order in which they began.
+    unnoted: Option<WaiterId>,
     /// The waiters whose owner waits for another lock as well, by `order`.
     multi_queue_waiters: BTreeMap<u64, WaiterId>,
     positions: Positions,
@@ -186,13 +188,13 @@ pub(crate) struct LockTable {
     /// The queues in which each owner waits, and its waiter in each.
     waits: HashMap<Rc<[u8]>, Few<RecordId, WaiterId>>,
     wait_ends: BTreeSet<(i64, WaiterId)>,
-    /// The waiters whose wait was not found to be long yet.
-    unnoticed: Unnoticed,
     /// When the leases of locks with waiters are over, by the wall clock.
     leases_over: BTreeSet<(i64, RecordId)>,
     /// When to look at locks, and the moment before which no more looks are made; both monotonic.
     looks: BTreeSet<(i64, RecordId)>,
     no_look_before: i64,
+    /// After how many milliseconds a wait is long; 0 is never.
+    pub(crate) long_after_ms: i64,
     /// When the keys end that have a writer whose token is known.
     writer_ends: BTreeSet<(i64, RecordId)>,
     /// How many queues are not empty.
@@ -771,7 +773,6 @@ impl LockTable {
             self.close_if_idle(record_id);
             return None;
         };
-        self.unnoticed.joined(id, now);
         let wait_end = newcomer.wait.end(now).map(|end| (end, id));
         self.wait_ends.extend(wait_end);
         if let Some(last) = last.and_then(|last| self.waiters.get_mut(last.0)) {
@@ -790,6 +791,9 @@ impl LockTable {
         queue.positions.joined(order);
         if queue.length == 1 {
             self.queues = self.queues.saturating_add(1);
+        }
+        if queue.unnoted.is_none() {
+            queue.unnoted = Some(id);
             self.look_again(record_id, now);
         }
         // The name of an owner that waits elsewhere too is stored once.
@@ -841,6 +845,9 @@ impl LockTable {
             Some(behind) => behind.ahead = waiter.ahead,
             None => queue.last = waiter.ahead,
         }
+        if queue.unnoted == Some(id) {
+            queue.unnoted = waiter.behind;
+        }
         queue.length = queue.length.saturating_sub(1);
         queue.multis = queue.multis.saturating_sub(waiter.multi.is_some().into());
         let without_limit = names_no_limit(waiter.asked).into();
@@ -856,9 +863,6 @@ impl LockTable {
             self.queues = self.queues.saturating_sub(1);
         }
         self.remove_place(&waiter);
-        let waiters = &self.waiters;
-        let is_there = |id: WaiterId| waiters.get(id.0).is_some();
-        self.unnoticed.left(id, is_there, waiters.len());
         if is_empty {
             self.close_if_idle(waiter.record);
         }
@@ -1011,15 +1015,24 @@ impl LockTable {
         self.leases_over.insert((over_at, id));
     }
 
-    /// Looks at a lock a second from now, unless an earlier look is due.
-    pub(crate) fn look_again(&mut self, id: RecordId, now: Now) {
+    /// Looks at a lock a second from now, or when the wait of its first waiter that was not noted
+    /// becomes long, if that is before. An earlier look stays.
+    fn look_again(&mut self, id: RecordId, now: Now) {
+        let Some(record) = self.records.get_mut(id.0) else {
+            return;
+        };
+        let unnoted = record.queue.unnoted.and_then(|id| self.waiters.get(id.0));
+        let long_at = unnoted.and_then(|waiter| waiter.long_at(self.long_after_ms));
+        // Not in the past: a queue with many long waits would come before all others.
         let at = now.mono_ms.saturating_add(LOOK_EVERY_MS);
-        if let Some(record) = self.records.get_mut(id.0)
-            && record.look_at.is_none()
-        {
-            record.look_at = Some(at);
-            self.looks.insert((at, id));
+        let at = long_at.map_or(at, |long_at| long_at.clamp(now.mono_ms, at));
+        if record.look_at.is_some_and(|earlier| earlier <= at) {
+            return;
         }
+        if let Some(later) = record.look_at.replace(at) {
+            self.looks.remove(&(later, id));
+        }
+        self.looks.insert((at, id));
     }
 
     /// Makes no more looks at a lock that has neither waiters nor pending releases.
@@ -1058,18 +1071,6 @@ impl LockTable {
         earlier(earlier(wait, over), look).map(|left| left.max(0))
     }
 
-    /// The waiter that has waited longest of those whose wait was not found to be long yet, and
-    /// since when.
-    pub(crate) fn first_unnoticed(&self) -> Option<(i64, WaiterId)> {
-        self.unnoticed.first()
-    }
-
-    /// The wait of the first unnoticed waiter was found to be long.
-    pub(crate) fn pop_unnoticed(&mut self) {
-        let waiters = &self.waiters;
-        self.unnoticed.pop(|id| waiters.get(id.0).is_some());
-    }
-
     /// Whether the lock that a waiter waits for is held with a lease that ends, as far as is known.
     pub(crate) fn is_leased(&self, id: WaiterId) -> bool {
         let record = self.record_of(id).and_then(|id| self.records.get(id.0));
@@ -1093,28 +1094,47 @@ impl LockTable {
         Some(id)
     }
 
-    /// The locks whose look is due now. If such a lock has waiters, its next look is a second
-    /// later.
-    pub(crate) fn take_looks(&mut self, now: Now) -> Vec<RecordId> {
-        let mut taken = Vec::new();
-        while now.mono_ms >= self.no_look_before
-            && taken.len() < LOOKS_AT_ONCE
-            && let Some((at, id)) = self.looks.first().copied()
-            && at <= now.mono_ms
-        {
-            self.looks.pop_first();
-            if let Some(record) = self.records.get_mut(id.0) {
-                record.look_at = None;
-            }
-            if self.length(id) > 0 {
-                self.look_again(id, now);
-            }
-            taken.push(id);
+    /// A lock whose look is due now, after this many looks in the turn; and its first waiter that
+    /// was not noted, if its wait is long by now. That waiter counts as noted afterwards. If there
+    /// are more, the next look is due at once, behind those at other locks.
+    pub(crate) fn take_look(
+        &mut self,
+        looks: usize,
+        now: Now,
+    ) -> Option<(RecordId, Option<WaiterId>)> {
+        let may_begin = looks > 0 || now.mono_ms >= self.no_look_before;
+        let (at, id) = self.looks.first().copied()?;
+        if at > now.mono_ms || !may_begin || looks >= LOOKS_AT_ONCE {
+            return None;
         }
-        if !taken.is_empty() {
-            self.no_look_before = now.mono_ms.saturating_add(LOOKS_PAUSE_MS);
+        self.looks.pop_first();
+        self.no_look_before = now.mono_ms.saturating_add(LOOKS_PAUSE_MS);
+        let unnoted = self.records.get(id.0)?.queue.unnoted;
+        let long = unnoted.filter(|id| self.is_long(*id, now));
+        let record = self.records.get_mut(id.0)?;
+        record.look_at = None;
+        if let Some(waiter) = long.and_then(|id| self.waiters.get(id.0)) {
+            record.queue.unnoted = waiter.behind;
         }
-        taken
+        if record.queue.length > 0 {
+            self.look_again(id, now);
+        }
+        Some((id, long))
+    }
+
+    /// Whether a waiter's wait is long by now, and was not noted.
+    pub(crate) fn is_long(&self, id: WaiterId, now: Now) -> bool {
+        let Some(waiter) = self.waiters.get(id.0) else {
+            return false;
+        };
+        let queue = self
+            .records
+            .get(waiter.record.0)
+            .map(|record| &record.queue);
+        let unnoted = queue.and_then(|queue| self.waiters.get(queue.unnoted?.0));
+        let is_unnoted = unnoted.is_some_and(|unnoted| unnoted.order <= waiter.order);
+        let long_at = waiter.long_at(self.long_after_ms);
+        is_unnoted && long_at.is_some_and(|at| at <= now.mono_ms)
     }
 }
 
@@ -1127,12 +1147,16 @@ impl Waiter {
     pub(crate) fn order(&self) -> u64 {
         self.order
     }
+
+    /// When its wait becomes long, monotonic, in milliseconds; none if none ever does.
+    fn long_at(&self, after_ms: i64) -> Option<i64> {
+        (after_ms > 0).then(|| self.since.saturating_add(after_ms))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::unnoticed::LEFT_MAX;
 
     const NOW: Now = Now {
         wall_us: 0,
@@ -1160,18 +1184,27 @@ mod tests {
     }
 
     #[test]
-    fn waiters_that_have_left_before_they_were_noticed_are_forgotten() {
-        let mut table = LockTable::default();
-        let waiters: Vec<_> = (0..10_000).map(|at| join(&mut table, at)).collect();
-        // All but the first and the last, so that nobody who has left is first.
-        for waiter in &waiters[1..9_999] {
-            table.leave(*waiter);
+    fn each_wait_is_found_to_be_long_once_whoever_has_left_before() {
+        let long_after_ms = 7;
+        let mut table = LockTable {
+            long_after_ms,
+            ..LockTable::default()
+        };
+        let waiters: Vec<_> = (0..10).map(|at| join(&mut table, at)).collect();
+        let queue = table.record_of(waiters[0]).unwrap();
+        assert_eq!(table.take_look(0, NOW.after(6)), None);
+        for gone in [0, 1, 3, 9] {
+            table.leave(waiters[gone]);
         }
-        assert!(table.unnoticed.len() <= 2 * 2 + LEFT_MAX);
-        table.leave(waiters[0]);
-        let first = table.first_unnoticed().map(|(_, first)| first);
-        assert_eq!(first, Some(waiters[9_999]));
-        table.leave(waiters[9_999]);
-        assert_eq!(table.unnoticed.len(), 0);
+        let (now, mut looks, mut long) = (NOW.after(7), 0, Vec::new());
+        while let Some((looked_at, noted)) = table.take_look(looks, now) {
+            assert_eq!(looked_at, queue);
+            assert!(noted.is_none_or(|noted| !table.is_long(noted, now)));
+            long.extend(noted);
+            looks += 1;
+        }
+        assert_eq!(long, [2, 4, 5, 6, 7, 8].map(|at| waiters[at]));
+        // No more looks are made than are needed, and the next one is a second later.
+        assert_eq!((looks, table.next_deadline(now)), (6, Some(LOOK_EVERY_MS)));
     }
 }

@@ -27,7 +27,8 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> bool {
         let Reading { task, read } = reading;
-        if task.epoch != self.epoch {
+        // A long wait was noted when its task was handed out, and nothing is written for it.
+        if task.epoch != self.epoch && task.purpose != Purpose::LongWait {
             turn.begin_anew();
             return false;
         }
@@ -42,8 +43,11 @@ impl Locks {
             (Purpose::Command, _) => self.decide_command(turn, &read, now, effects),
             (Purpose::Holders, _) => self.decide_search(turn, &read, now),
             (Purpose::TimeOut, _) => self.decide_timeout(&read, now, effects),
-            (Purpose::LongWait, Subject::One(lock, _)) => {
-                self.decide_long_wait(lock, &read, now, effects);
+            (Purpose::LongWait, Subject::One(lock, owner)) => {
+                let queue = self.table.queue(lock.as_ref());
+                if let Some((at, _)) = queue.and_then(|id| self.table.waiter_of(id, owner)) {
+                    self.log_long_wait(at, &read, now, effects);
+                }
             }
             (Purpose::Release(_), Subject::One(lock, _)) => {
                 let others_are_brief = task.depth == ReadDepth::Brief;
@@ -379,6 +383,11 @@ impl Locks {
         };
         let ttl_ms = self.ttl_or_delay_ms(ttl_ms, now);
         let why = WaitOutcome::NotAcquired { ttl_ms };
+        // It may have become long just now, and no look has come since.
+        let main = self.main_waiter(id);
+        if let Some(main) = main.filter(|main| self.table.is_long(*main, now)) {
+            self.log_long_wait(main, &Read::Unknown, now, effects);
+        }
         if self.dismiss(id, why, effects).is_some() {
             count(&mut self.counters.timeouts);
         }

@@ -93,8 +93,8 @@ pub struct Turn<'a> {
     pub(super) budget: Budget,
     /// Locks with a pending release whose keys cannot be read now. The timer tries again.
     pub(super) unreadable: Vec<RecordId>,
-    /// How many long waits were looked at.
-    pub(super) noticed: usize,
+    /// How many locks were looked at because their look was due.
+    pub(super) looks: usize,
     /// How often a reading was out of date.
     pub(super) outdated: usize,
     /// The kind of work that the timer does next; none in the turn of a command.
@@ -112,8 +112,8 @@ pub(super) enum Later {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Long waits are logged, and waits that are over are ended.
-    TimeOuts,
+    /// Looks are made, long waits are logged, and waits that are over are ended.
+    Deadlines,
     /// The command is not decided yet.
     Command,
     /// The search for a circle that the wait would close needs the holders of this lock.
@@ -129,11 +129,6 @@ pub const DECISIONS_MAX: usize = 1000;
 /// After this time a turn begins no further decision about others, since some decisions read
 /// thousands of timeout keys.
 const TURN_MAX_MS: i64 = 20;
-
-/// A turn looks at no more long waits than this, and for no longer: waiters whose wait is over must
-/// be told in time.
-const NOTICED_MAX: usize = 100;
-const NOTICING_MAX_MS: i64 = 5;
 
 /// How much a turn may still do for others than its command.
 #[derive(Debug)]
@@ -157,13 +152,11 @@ impl Budget {
     }
 
     pub(super) fn is_spent(&self, now: Now) -> bool {
-        self.decisions == 0 || self.has_taken(TURN_MAX_MS, now)
-    }
-
-    /// Whether the decisions have taken this long.
-    pub(super) fn has_taken(&self, ms: i64, now: Now) -> bool {
         let taken_ms = |begun: i64| now.mono_ms.saturating_sub(begun);
-        self.begun_ms.is_some_and(|begun| taken_ms(begun) >= ms)
+        let has_time = self
+            .begun_ms
+            .is_none_or(|begun| taken_ms(begun) < TURN_MAX_MS);
+        self.decisions == 0 || !has_time
     }
 }
 
@@ -185,10 +178,11 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// The part of the timer's work that writes nothing: long waits, and waits that are over.
+    /// The part of the timer's work that writes nothing: looks at locks with waiters, long waits,
+    /// and waits that are over.
     pub fn of_deadlines() -> Self {
         Self {
-            phase: Phase::TimeOuts,
+            phase: Phase::Deadlines,
             ..Self::empty()
         }
     }
@@ -215,7 +209,7 @@ impl<'a> Turn<'a> {
             outcome: None,
             budget: Budget::of(DECISIONS_MAX),
             unreadable: Vec::new(),
-            noticed: 0,
+            looks: 0,
             outdated: 0,
             later: None,
         }
@@ -285,13 +279,10 @@ impl Locks {
             return None;
         }
         match &turn.phase {
-            Phase::TimeOuts => {
-                // Long waits come before timeouts: a wait that times out just when it becomes long
-                // is logged too.
-                let may_notice =
-                    turn.noticed < NOTICED_MAX && !turn.budget.has_taken(NOTICING_MAX_MS, now);
-                let long = may_notice.then(|| self.next_long_wait(now)).flatten();
-                turn.noticed = turn.noticed.saturating_add(usize::from(long.is_some()));
+            Phase::Deadlines => {
+                // Looks come before timeouts: a wait that times out just when it becomes long is
+                // logged with its holder.
+                let long = self.next_long_wait(turn, now);
                 long.or_else(|| self.next_timeout(turn, now))
             }
             Phase::Command => {
