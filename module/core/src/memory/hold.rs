@@ -337,3 +337,37 @@ impl SessionHolds {
         self.arena.iter().map(|(id, _)| HoldId(id)).collect()
     }
 }
+
+#[cfg(debug_assertions)]
+impl SessionHold {
+    pub(crate) fn asks_at(&self) -> Option<RecordId> {
+        self.asks_at
+    }
+}
+
+#[cfg(debug_assertions)]
+#[allow(clippy::arithmetic_side_effects, reason = "only tests run it")]
+impl SessionHolds {
+    /// Asserts that each hold is on the lists that its fields name, and on no others.
+    pub(crate) fn check(&self) {
+        let mut counts = (0, 0);
+        for (id, hold) in self.arena.iter() {
+            let id = HoldId(id);
+            counts.0 += usize::from(hold.check_at.is_some());
+            counts.1 += usize::from(hold.asks_at.is_some());
+            let checked = hold.check_at.map(|at| (at, id));
+            assert!(
+                checked.is_none_or(|of| self.checks.contains(&of)),
+                "{hold:?}"
+            );
+            let asking = hold.asks_at.map(|at| (at, id));
+            assert!(
+                asking.is_none_or(|of| self.asking.contains(&of)),
+                "{hold:?}"
+            );
+            let dirty = self.dirty.iter().filter(|of| **of == id).count();
+            assert_eq!(usize::from(hold.dirty), dirty, "{hold:?}");
+        }
+        assert_eq!(counts, (self.checks.len(), self.asking.len()));
+    }
+}

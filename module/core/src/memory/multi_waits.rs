@@ -99,3 +99,18 @@ impl MultiWaits {
         }
     }
 }
+
+#[cfg(debug_assertions)]
+impl MultiWaits {
+    pub(crate) fn ids(&self) -> Vec<MultiId> {
+        self.arena.iter().map(|(id, _)| MultiId(id)).collect()
+    }
+
+    pub(crate) fn is_marked(&self, id: MultiId) -> bool {
+        self.arena.get(id.0).is_some_and(|multi| multi.marked)
+    }
+
+    pub(crate) fn blocked_in(&self, id: MultiId) -> Option<RecordId> {
+        self.arena.get(id.0)?.blocked_in
+    }
+}

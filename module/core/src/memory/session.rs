@@ -671,3 +671,72 @@ impl Sessions {
         }
     }
 }
+
+#[cfg(debug_assertions)]
+#[allow(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "only tests run it"
+)]
+impl Sessions {
+    /// Asserts that each session is on the lists that its fields name, and on no others.
+    pub(crate) fn check(&self) {
+        let (mut counts, mut unfetched) = ([0; 3], 0);
+        for (id, session) in self.arena.iter() {
+            let id = SessionId(id);
+            let until = session.listener.and_then(|(_, until)| until);
+            let (client, grace) = (session.client_id, session.grace_end);
+            for (count, is_some) in
+                counts
+                    .iter_mut()
+                    .zip([client.is_some(), grace.is_some(), until.is_some()])
+            {
+                *count += usize::from(is_some);
+            }
+            assert_eq!(self.names.get(&session.name), Some(&id));
+            assert!(
+                client.is_none_or(|of| self.clients.contains(&(of, id))),
+                "{session:?}"
+            );
+            assert!(
+                grace.is_none_or(|end| self.grace_ends.contains(&(end, id))),
+                "{session:?}"
+            );
+            assert!(
+                until.is_none_or(|end| self.listen_ends.contains(&(end, id))),
+                "{session:?}"
+            );
+            // It has a connection, or its grace runs because it has holds.
+            assert_eq!(client.is_some(), grace.is_none(), "{session:?}");
+            assert!(client.is_some() || !session.holds.is_empty(), "{session:?}");
+            assert!(
+                client.is_some() || session.listener.is_none(),
+                "{session:?}"
+            );
+            unfetched += session.events.len();
+        }
+        let noted = [&self.grace_ends, &self.listen_ends].map(BTreeSet::len);
+        assert_eq!(counts, [self.clients.len(), noted[0], noted[1]]);
+        assert_eq!((self.names.len(), self.unfetched), (self.len(), unfetched));
+        let mut overflowing = self.overflowing.iter();
+        assert!(overflowing.all(|id| self.arena.get(id.0).is_some()));
+    }
+
+    /// How many waits and holds all sessions have.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let count = |(waits, holds), (_, session): (_, &Session)| {
+            (waits + session.waiters.len(), holds + session.holds.len())
+        };
+        self.arena.iter().fold((0, 0), count)
+    }
+
+    pub(crate) fn has_waiter(&self, id: SessionId, waiter: WaiterId) -> bool {
+        let session = self.arena.get(id.0);
+        session.is_some_and(|session| session.waiters.contains(&waiter))
+    }
+
+    pub(crate) fn has_hold(&self, id: SessionId, hold: HoldId) -> bool {
+        let session = self.arena.get(id.0);
+        session.is_some_and(|session| session.holds.contains(&hold))
+    }
+}

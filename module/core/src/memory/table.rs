@@ -27,6 +27,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
+#[cfg(debug_assertions)]
+mod check;
+
 /// Where a waiter is told how its wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ReplyTarget {
