@@ -1,4 +1,4 @@
-//! What is true of all state after each step. Tests assert it.
+//! The invariants of all state between two calls. Tests assert them after each step.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::panic,

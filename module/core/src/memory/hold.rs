@@ -9,6 +9,7 @@ use crate::values::few::Few;
 use crate::values::ids::{HoldId, RecordId, SessionId};
 use crate::values::lock_key::LockKey;
 use crate::values::mode::Mode;
+use crate::values::must_exist::MustExist;
 use crate::values::time::Now;
 use crate::values::token::Token;
 use std::collections::{BTreeSet, VecDeque};
@@ -163,7 +164,7 @@ impl SessionHolds {
         token: Option<Token>,
         since_us: Option<i64>,
     ) -> Option<SessionId> {
-        let hold = self.arena.get_mut(id.0)?;
+        let hold = self.arena.get_mut(id.0).must_exist()?;
         if hold.token != token {
             (hold.token, hold.since_us) = (token, since_us);
         }
@@ -173,7 +174,7 @@ impl SessionHolds {
     /// Sets the token of the hold, whichever session it belongs to. Without a token the former one
     /// stays.
     pub(crate) fn note_token(&mut self, id: HoldId, token: Option<Token>) {
-        if let Some(hold) = self.arena.get_mut(id.0) {
+        if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
             hold.token = token.or(hold.token);
         }
     }
@@ -201,7 +202,7 @@ impl SessionHolds {
 
     /// The hold's session must be told when its lock, which has this record, is wanted.
     pub(crate) fn ask_if_wanted(&mut self, id: HoldId, record: RecordId) {
-        if let Some(hold) = self.arena.get_mut(id.0) {
+        if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
             hold.asks_at = Some(record);
             self.asking.insert((record, id));
         }
@@ -209,7 +210,7 @@ impl SessionHolds {
 
     /// The session was told.
     pub(crate) fn ask_no_more(&mut self, id: HoldId) {
-        let hold = self.arena.get_mut(id.0);
+        let hold = self.arena.get_mut(id.0).must_exist();
         if let Some(record) = hold.and_then(|hold| hold.asks_at.take()) {
             self.asking.remove(&(record, id));
         }
@@ -233,7 +234,7 @@ impl SessionHolds {
     /// Looks at the key just after the end of the lease. An earlier check stays: it finds the lease
     /// as it is at that time.
     pub(crate) fn check_after(&mut self, id: HoldId, ends_at: Option<i64>) {
-        let Some(hold) = self.arena.get_mut(id.0) else {
+        let Some(hold) = self.arena.get_mut(id.0).must_exist() else {
             return;
         };
         (hold.ends_at, hold.key_end) = (ends_at, ends_at);
@@ -251,7 +252,7 @@ impl SessionHolds {
 
     /// The writer's key ends at `end` now, if it was to end at `was`.
     pub(crate) fn end_moved(&mut self, id: HoldId, was: Option<i64>, end: i64) {
-        if let Some(hold) = self.arena.get_mut(id.0)
+        if let Some(hold) = self.arena.get_mut(id.0).must_exist()
             && hold.key_end == was
         {
             hold.key_end = Some(end);
@@ -259,7 +260,7 @@ impl SessionHolds {
     }
 
     fn check_at(&mut self, id: HoldId, check_at: i64) {
-        let Some(hold) = self.arena.get_mut(id.0) else {
+        let Some(hold) = self.arena.get_mut(id.0).must_exist() else {
             return;
         };
         if hold.check_at.is_some_and(|earlier| earlier <= check_at) {
@@ -278,7 +279,7 @@ impl SessionHolds {
 
     /// Marks a hold dirty: its key may have changed.
     pub(crate) fn mark_dirty(&mut self, id: HoldId) {
-        if let Some(hold) = self.arena.get_mut(id.0)
+        if let Some(hold) = self.arena.get_mut(id.0).must_exist()
             && !std::mem::replace(&mut hold.dirty, true)
         {
             self.dirty.push_back(id);
@@ -287,7 +288,7 @@ impl SessionHolds {
 
     /// Another key may be in the place of the hold's key by now.
     pub(crate) fn mark_replaced(&mut self, id: HoldId) {
-        if let Some(hold) = self.arena.get_mut(id.0) {
+        if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
             hold.replaced = true;
         }
     }
@@ -302,7 +303,7 @@ impl SessionHolds {
                 return;
             }
             self.checks.pop_first();
-            if let Some(hold) = self.arena.get_mut(id.0) {
+            if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
                 hold.check_at = None;
             }
             self.mark_dirty(id);

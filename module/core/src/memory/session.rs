@@ -12,6 +12,7 @@ use crate::values::ids::{HoldId, Listener, SessionId, SessionRef, WaiterId};
 use crate::values::limits::ROOM_KEPT;
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
+use crate::values::must_exist::MustExist;
 use crate::values::time::{Now, Wait, earlier};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -383,7 +384,7 @@ impl Sessions {
     /// when the grace is over.
     pub(crate) fn detach(&mut self, id: SessionId, now: Now) -> Belongings {
         self.stop_listening(id);
-        let Some(session) = self.arena.get_mut(id.0) else {
+        let Some(session) = self.arena.get_mut(id.0).must_exist() else {
             return Belongings::default();
         };
         if let Some(client_id) = session.client_id.take() {
@@ -423,7 +424,7 @@ impl Sessions {
     pub(crate) fn end(&mut self, id: SessionId) -> BTreeSet<HoldId> {
         self.fetch(id);
         self.overflowing.remove(&id);
-        let Some(session) = self.arena.remove(id.0) else {
+        let Some(session) = self.arena.remove(id.0).must_exist() else {
             return BTreeSet::new();
         };
         if let Some(end) = session.grace_end {
@@ -641,7 +642,7 @@ impl Sessions {
     // --- Waiters and holds of a session ----------------------------------------------------------
 
     pub(crate) fn add_waiter(&mut self, id: SessionId, waiter: WaiterId) {
-        if let Some(session) = self.arena.get_mut(id.0) {
+        if let Some(session) = self.arena.get_mut(id.0).must_exist() {
             session.waiters.insert(waiter);
         }
     }
@@ -653,7 +654,7 @@ impl Sessions {
     }
 
     pub(crate) fn add_hold(&mut self, id: SessionId, hold: HoldId) {
-        if let Some(session) = self.arena.get_mut(id.0) {
+        if let Some(session) = self.arena.get_mut(id.0).must_exist() {
             session.holds.insert(hold);
         }
     }

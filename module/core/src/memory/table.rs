@@ -19,6 +19,7 @@ use crate::values::ids::{MultiId, RecordId, SessionId, WaiterId};
 use crate::values::limits::ROOM_KEPT;
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
+use crate::values::must_exist::MustExist;
 use crate::values::time::{Lease, Now, Wait, earlier};
 use crate::values::token::Token;
 use std::cell::{Cell, RefCell};
@@ -396,7 +397,8 @@ impl LockTable {
         release: PendingRelease,
     ) -> Option<RecordId> {
         let id = self.find_or_open(lock)?;
-        self.records.get_mut(id.0)?.pending.push_back(release);
+        let record = self.records.get_mut(id.0).must_exist()?;
+        record.pending.push_back(release);
         self.pending = self.pending.saturating_add(1);
         Some(id)
     }
@@ -520,7 +522,7 @@ impl LockTable {
         let Some(id) = self.find_or_open(lock) else {
             return;
         };
-        let Some(record) = self.records.get_mut(id.0) else {
+        let Some(record) = self.records.get_mut(id.0).must_exist() else {
             return;
         };
         let former = record.writer.take();
@@ -652,7 +654,7 @@ impl LockTable {
     /// The first waiter.
     pub(crate) fn first(&self, id: RecordId) -> Option<(WaiterId, &Waiter)> {
         let first = self.records.get(id.0)?.queue.first?;
-        Some((first, self.waiters.get(first.0)?))
+        Some((first, self.waiters.get(first.0).must_exist()?))
     }
 
     pub(crate) fn is_first(&self, id: WaiterId) -> bool {
@@ -663,7 +665,7 @@ impl LockTable {
     /// An owner's waiter in a queue.
     pub(crate) fn waiter_of(&self, id: RecordId, owner: &[u8]) -> Option<(WaiterId, &Waiter)> {
         let waiter = *self.waits.get(owner)?.get(&id)?;
-        Some((waiter, self.waiters.get(waiter.0)?))
+        Some((waiter, self.waiters.get(waiter.0).must_exist()?))
     }
 
     /// The first `most` waiters of multi-waits in a queue. Nearly every queue has none, and then it
@@ -692,7 +694,7 @@ impl LockTable {
 
     /// A waiter and the waiters behind it.
     fn from(&self, first: Option<WaiterId>) -> impl Iterator<Item = (WaiterId, &Waiter)> {
-        let named = |id: WaiterId| Some((id, self.waiters.get(id.0)?));
+        let named = |id: WaiterId| Some((id, self.waiters.get(id.0).must_exist()?));
         let first = first.and_then(named);
         std::iter::successors(first, move |(_, waiter)| named(waiter.behind?))
     }
@@ -726,10 +728,10 @@ impl LockTable {
     /// counted by ranges.
     pub(crate) fn position(&mut self, id: WaiterId) -> i64 {
         let waiters = &self.waiters;
-        let Some(waiter) = waiters.get(id.0) else {
+        let Some(waiter) = waiters.get(id.0).must_exist() else {
             return 0;
         };
-        let Some(record) = self.records.get_mut(waiter.record.0) else {
+        let Some(record) = self.records.get_mut(waiter.record.0).must_exist() else {
             return 0;
         };
         let queue = &mut record.queue;
@@ -754,7 +756,7 @@ impl LockTable {
     ) -> Option<(WaiterId, RecordId)> {
         let record_id = self.find_or_open(lock)?;
         let owner: Rc<[u8]> = Rc::from(newcomer.owner);
-        let queue = &self.records.get(record_id.0)?.queue;
+        let queue = &self.records.get(record_id.0).must_exist()?.queue;
         let (order, last) = (queue.joined, queue.last);
         let waiter = Waiter {
             owner: Rc::clone(&owner),
@@ -778,10 +780,10 @@ impl LockTable {
         };
         let wait_end = newcomer.wait.end(now).map(|end| (end, id));
         self.wait_ends.extend(wait_end);
-        if let Some(last) = last.and_then(|last| self.waiters.get_mut(last.0)) {
+        if let Some(last) = last.and_then(|last| self.waiters.get_mut(last.0).must_exist()) {
             last.behind = Some(id);
         }
-        let queue = &mut self.records.get_mut(record_id.0)?.queue;
+        let queue = &mut self.records.get_mut(record_id.0).must_exist()?.queue;
         queue.first = queue.first.or(Some(id));
         queue.last = Some(id);
         queue.length = queue.length.saturating_add(1);
@@ -816,7 +818,7 @@ impl LockTable {
         newcomer: &Newcomer<'_>,
         now: Now,
     ) -> Option<(ReplyTarget, Option<SessionId>)> {
-        let waiter = self.waiters.get_mut(id.0)?;
+        let waiter = self.waiters.get_mut(id.0).must_exist()?;
         if let Some(end) = waiter.wait_end {
             self.wait_ends.remove(&(end, id));
         }
@@ -835,7 +837,7 @@ impl LockTable {
         if let Some(end) = waiter.wait_end {
             self.wait_ends.remove(&(end, id));
         }
-        let record = self.records.get_mut(waiter.record.0)?;
+        let record = self.records.get_mut(waiter.record.0).must_exist()?;
         let queue = &mut record.queue;
         match waiter.ahead.and_then(|ahead| self.waiters.get_mut(ahead.0)) {
             Some(ahead) => ahead.behind = waiter.behind,
@@ -943,7 +945,7 @@ impl LockTable {
     fn remove_place(&mut self, gone: &Waiter) {
         // Removed, and put back if the owner waits elsewhere too. Mostly it does not, and then its
         // name is hashed only once.
-        let Some(mut places) = self.waits.remove(&gone.owner) else {
+        let Some(mut places) = self.waits.remove(&gone.owner).must_exist() else {
             return;
         };
         places.remove(&gone.record);
@@ -960,8 +962,9 @@ impl LockTable {
     }
 
     fn mark_multi_queue(&mut self, record: RecordId, waiter: WaiterId, waits: bool) {
-        let order = self.waiters.get(waiter.0).map(|waiter| waiter.order);
-        if let (Some(order), Some(record)) = (order, self.records.get_mut(record.0)) {
+        let order = self.waiters.get(waiter.0).must_exist().map(Waiter::order);
+        let record = self.records.get_mut(record.0).must_exist();
+        if let (Some(order), Some(record)) = (order, record) {
             let waiters = &mut record.queue.multi_queue_waiters;
             if waits {
                 waiters.insert(order, waiter);
@@ -977,7 +980,7 @@ impl LockTable {
     /// is free. The key is looked at just after that. An earlier look stays: it finds the lease as
     /// it is at that time. Does nothing if the lock has no waiters.
     pub(crate) fn check_after(&mut self, id: RecordId, lease_end: Option<i64>) {
-        let Some(record) = self.records.get_mut(id.0) else {
+        let Some(record) = self.records.get_mut(id.0).must_exist() else {
             return;
         };
         if record.queue.length == 0 {
@@ -1003,7 +1006,7 @@ impl LockTable {
     }
 
     fn lease_over_at(&mut self, id: RecordId, over_at: i64) {
-        let Some(record) = self.records.get_mut(id.0) else {
+        let Some(record) = self.records.get_mut(id.0).must_exist() else {
             return;
         };
         if record
@@ -1021,7 +1024,7 @@ impl LockTable {
     /// Looks at a lock a second from now, or when the wait of its first waiter that was not noted
     /// becomes long, if that is before. An earlier look stays.
     fn look_again(&mut self, id: RecordId, now: Now) {
-        let Some(record) = self.records.get_mut(id.0) else {
+        let Some(record) = self.records.get_mut(id.0).must_exist() else {
             return;
         };
         let unnoted = record.queue.unnoted.and_then(|id| self.waiters.get(id.0));
@@ -1093,7 +1096,7 @@ impl LockTable {
             return None;
         }
         self.leases_over.pop_first();
-        self.records.get_mut(id.0)?.lease_over_at = None;
+        self.records.get_mut(id.0).must_exist()?.lease_over_at = None;
         Some(id)
     }
 
@@ -1112,7 +1115,7 @@ impl LockTable {
         }
         self.looks.pop_first();
         self.no_look_before = now.mono_ms.saturating_add(LOOKS_PAUSE_MS);
-        let unnoted = self.records.get(id.0)?.queue.unnoted;
+        let unnoted = self.records.get(id.0).must_exist()?.queue.unnoted;
         let long = unnoted.filter(|id| self.is_long(*id, now));
         let record = self.records.get_mut(id.0)?;
         record.look_at = None;

@@ -14,6 +14,7 @@ use crate::turn::turn::{Outcome, Turn};
 use crate::values::ids::MultiId;
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::{Kind, Mode};
+use crate::values::must_exist::MustExist;
 use crate::values::time::Now;
 
 impl Locks {
@@ -68,7 +69,7 @@ impl Locks {
             (Purpose::CheckWriter, Subject::One(lock, owner)) => {
                 self.decide_writer(lock, owner, &read);
             }
-            _ => {}
+            _ => debug_assert!(false, "no decision is made so: {task:?}"),
         }
         if !matches!(task.purpose, Purpose::Command | Purpose::Holders) {
             // One decision can take several waiters out.
@@ -85,7 +86,9 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(command) = turn.command else { return };
+        let Some(command) = turn.command.must_exist() else {
+            return;
+        };
         let outcome = match (command.keys(), read) {
             // CANCEL needs the reading only to tell the waiter how much of the lease is left, so it
             // works without.
@@ -250,7 +253,7 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(record) = self.table.find(lock.as_ref()) else {
+        let Some(record) = self.table.find(lock.as_ref()).must_exist() else {
             return;
         };
         // Not all keys of this lock can be read here now. Nothing else is decided at such a lock.
@@ -260,7 +263,7 @@ impl Locks {
         }
         let may_outlive = self.table.set_outlived(record, others_are_brief);
         let outlived = may_outlive && !others_are_brief;
-        let Some(release) = self.table.take_pending(record) else {
+        let Some(release) = self.table.take_pending(record).must_exist() else {
             return;
         };
         let Read::One(stored) = read else {
@@ -288,7 +291,7 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(queue) = self.table.find(lock.as_ref()) else {
+        let Some(queue) = self.table.find(lock.as_ref()).must_exist() else {
             return;
         };
         self.table.take_dirty(queue);
@@ -353,7 +356,7 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(id) = self.holds.first_dirty() else {
+        let Some(id) = self.holds.first_dirty().must_exist() else {
             return;
         };
         self.holds.pop_dirty();
@@ -372,7 +375,7 @@ impl Locks {
     }
 
     fn decide_timeout(&mut self, read: &Read<'_>, now: Now, effects: &mut Vec<Effect>) {
-        let Some(id) = self.table.overdue(now) else {
+        let Some(id) = self.table.overdue(now).must_exist() else {
             return;
         };
         let ttl_ms = match read {

@@ -10,6 +10,7 @@ use crate::memory::table::Waiter;
 use crate::turn::turn::Turn;
 use crate::values::ids::WaiterId;
 use crate::values::lock_key::LockRef;
+use crate::values::must_exist::MustExist;
 use crate::values::time::{NEVER, Now, ttl_ms};
 use crate::values::word::Word;
 use std::fmt::Write as _;
@@ -51,11 +52,11 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(lock) = self.lock_of(at) else {
+        let Some(lock) = self.lock_of(at).must_exist() else {
             return;
         };
         let position = self.table.position(at);
-        let Some(waiter) = self.table.get(at) else {
+        let Some(waiter) = self.table.get(at).must_exist() else {
             return;
         };
         let owner = Rc::clone(&waiter.owner);

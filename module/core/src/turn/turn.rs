@@ -38,6 +38,7 @@ use crate::memory::state::Locks;
 use crate::values::ids::{MultiId, RecordId};
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
+use crate::values::must_exist::MustExist;
 use crate::values::time::Now;
 use crate::values::token::Token;
 use std::rc::Rc;
@@ -373,7 +374,7 @@ impl Locks {
         if turn.unreadable.contains(&record) {
             return None;
         }
-        let lock = self.table.lock_of(record)?.clone();
+        let lock = self.table.lock_of(record).must_exist()?.clone();
         let subject = Subject::One(lock, Rc::clone(&release.owner));
         Some(self.task(subject, depth, Purpose::Release(release.mode)))
     }
@@ -414,7 +415,7 @@ impl Locks {
             Mode::Write | Mode::Plain | Mode::Permits => ReadDepth::Whole,
         };
         let (owner, mode, asked) = (Rc::clone(&first.owner), first.mode, first.asked);
-        let lock = self.table.lock_of(record)?.clone();
+        let lock = self.table.lock_of(record).must_exist()?.clone();
         Some(Task {
             asked,
             ..self.task(Subject::One(lock, owner), depth, Purpose::Reconcile(mode))
@@ -434,7 +435,7 @@ impl Locks {
                 return Some(release);
             }
         }
-        let subject = Subject::Several(locks, self.multis.owner(multi)?);
+        let subject = Subject::Several(locks, self.multis.owner(multi).must_exist()?);
         let purpose = Purpose::GrantSeveral(multi);
         Some(self.task(subject, ReadDepth::Brief, purpose))
     }
@@ -468,7 +469,7 @@ impl Locks {
     /// lock.
     fn check_hold_task(&mut self, turn: &Turn<'_>) -> Option<Task> {
         let id = self.holds.first_dirty()?;
-        let hold = self.holds.get(id)?;
+        let hold = self.holds.get(id).must_exist()?;
         let (lock, owner, mode) = (hold.lock.clone(), Rc::clone(&hold.owner), hold.mode);
         let record = self.table.find(lock.as_ref());
         let release = record.and_then(|record| self.release_task(turn, record));
@@ -482,12 +483,12 @@ impl Locks {
             return None;
         }
         let id = self.table.overdue(now)?;
-        let waiter = self.table.get(id)?;
+        let waiter = self.table.get(id).must_exist()?;
         let owner = Rc::clone(&waiter.owner);
         let several = waiter.multi.and_then(|multi| self.multis.locks(multi));
         let subject = match several {
             Some(locks) => Subject::Several(locks, owner),
-            None => Subject::One(self.lock_of(id)?, owner),
+            None => Subject::One(self.lock_of(id).must_exist()?, owner),
         };
         Some(Task {
             asked: waiter.asked,

@@ -8,6 +8,7 @@ pub(crate) mod ids;
 pub(crate) mod limits;
 pub(crate) mod lock_key;
 pub(crate) mod mode;
+pub(crate) mod must_exist;
 pub mod names;
 pub(crate) mod number;
 pub(crate) mod time;

@@ -1,4 +1,4 @@
-//! What is true of the table after each step. Tests assert it.
+//! The invariants of the table between two calls. Tests assert them after each step.
 #![allow(
     clippy::arithmetic_side_effects,
     clippy::disallowed_methods,
