@@ -295,7 +295,7 @@ impl Decision<'_> {
         }
         let record = self.locks.table.find(self.at)?;
         let index = self.locks.table.holds(record)?;
-        self.locks.holds.find(index, owner, mode)
+        index.find(owner, mode)
     }
 
     /// Records that the owner holds the lock, with this token and until `ends_at`. The hold belongs

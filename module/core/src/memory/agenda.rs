@@ -177,3 +177,12 @@ impl Agenda {
         first.is_some()
     }
 }
+
+#[cfg(debug_assertions)]
+impl Agenda {
+    /// How often a job is on the list.
+    pub(crate) fn count(&self, job: Job) -> usize {
+        let jobs = self.now.iter().chain(&self.later);
+        jobs.filter(|of| **of == job).count()
+    }
+}

@@ -5,12 +5,14 @@
 //! noticed.
 
 use crate::values::arena::{Arena, Id};
+use crate::values::few::Few;
 use crate::values::ids::{HoldId, RecordId, SessionId};
 use crate::values::lock_key::LockKey;
 use crate::values::mode::Mode;
+use crate::values::must_exist::MustExist;
 use crate::values::time::Now;
 use crate::values::token::Token;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 /// Tells the hold of an owner from a later hold of the same owner.
@@ -67,100 +69,35 @@ impl SessionHold {
     }
 }
 
-/// The holds that sessions have of one lock: mostly one. There are several for a lock with readers
-/// or permits, or if another client wrote several owners into its hash.
-#[derive(Debug, Default)]
-pub(crate) enum HoldIndex {
-    #[default]
-    None,
-    One(HoldId),
-    #[allow(
-        clippy::box_collection,
-        reason = "a record is as small as with one hold"
-    )]
-    Many(Box<BTreeMap<Rc<[u8]>, ByMode>>),
-}
-
-/// The holds of one owner, by mode.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ByMode([Option<HoldId>; 4]);
-
-impl ByMode {
-    fn slot(mode: Mode) -> usize {
-        match mode {
-            Mode::Plain => 0,
-            Mode::Read => 1,
-            Mode::Write => 2,
-            Mode::Permits => 3,
-        }
-    }
-
-    fn get(&self, mode: Mode) -> Option<HoldId> {
-        self.0.get(Self::slot(mode)).copied().flatten()
-    }
-
-    fn set(&mut self, mode: Mode, id: Option<HoldId>) {
-        if let Some(slot) = self.0.get_mut(Self::slot(mode)) {
-            *slot = id;
-        }
-    }
-
-    fn ids(&self) -> impl Iterator<Item = HoldId> {
-        self.0.into_iter().flatten()
-    }
-}
+/// The holds that sessions have of one lock, by owner and mode: mostly one. There are several for a
+/// lock with readers or permits, or if another client wrote several owners into its hash.
+pub(crate) type HoldIndex = Few<Rc<[u8]>, Few<Mode, HoldId>>;
 
 impl HoldIndex {
-    pub(crate) fn is_empty(&self) -> bool {
-        matches!(self, Self::None)
-    }
-
     /// All of them. Sorted by owner.
     pub(crate) fn all(&self) -> Vec<HoldId> {
-        match self {
-            Self::None => Vec::new(),
-            Self::One(id) => vec![*id],
-            Self::Many(owners) => owners.values().flat_map(ByMode::ids).collect(),
+        let of_owner = self.iter().flat_map(|(_, of_owner)| of_owner.iter());
+        of_owner.map(|(_, id)| *id).collect()
+    }
+
+    /// An owner's hold of the lock.
+    pub(crate) fn find(&self, owner: &[u8], mode: Mode) -> Option<HoldId> {
+        self.get(owner)?.get(&mode).copied()
+    }
+
+    fn add(&mut self, owner: &Rc<[u8]>, mode: Mode, id: HoldId) {
+        match self.get_mut(&**owner) {
+            Some(of_owner) => of_owner.insert(mode, id),
+            None => self.insert(Rc::clone(owner), Few::One(mode, id)),
         }
     }
 
-    fn insert(&mut self, holds: &SessionHolds, id: HoldId, owner: &Rc<[u8]>, mode: Mode) {
-        match self {
-            Self::None => *self = Self::One(id),
-            Self::One(first) => {
-                let mut owners: Box<BTreeMap<Rc<[u8]>, ByMode>> = Box::default();
-                if let Some(hold) = holds.get(*first) {
-                    let of_first = owners.entry(Rc::clone(&hold.owner)).or_default();
-                    of_first.set(hold.mode, Some(*first));
-                }
-                owners
-                    .entry(Rc::clone(owner))
-                    .or_default()
-                    .set(mode, Some(id));
-                *self = Self::Many(owners);
+    fn take(&mut self, owner: &[u8], mode: Mode) {
+        if let Some(of_owner) = self.get_mut(owner) {
+            of_owner.remove(&mode);
+            if of_owner.is_empty() {
+                self.remove(owner);
             }
-            Self::Many(owners) => {
-                owners
-                    .entry(Rc::clone(owner))
-                    .or_default()
-                    .set(mode, Some(id));
-            }
-        }
-    }
-
-    fn remove(&mut self, owner: &[u8], mode: Mode) {
-        let Self::Many(owners) = self else {
-            *self = Self::None;
-            return;
-        };
-        if let Some(of_owner) = owners.get_mut(owner) {
-            of_owner.set(mode, None);
-            if of_owner.ids().next().is_none() {
-                owners.remove(owner);
-            }
-        }
-        if owners.is_empty() {
-            *self = Self::None;
         }
     }
 }
@@ -185,18 +122,6 @@ impl SessionHolds {
 
     pub(crate) fn get(&self, id: HoldId) -> Option<&SessionHold> {
         self.arena.get(id.0)
-    }
-
-    /// An owner's hold of a lock.
-    pub(crate) fn find(&self, index: &HoldIndex, owner: &[u8], mode: Mode) -> Option<HoldId> {
-        match index {
-            HoldIndex::None => None,
-            HoldIndex::One(id) => {
-                let hold = self.get(*id)?;
-                (*hold.owner == *owner && hold.mode == mode).then_some(*id)
-            }
-            HoldIndex::Many(owners) => owners.get(owner)?.get(mode),
-        }
     }
 
     /// Adds a hold of a session, also to its lock's index. None only if there are four billion
@@ -227,7 +152,7 @@ impl SessionHolds {
             replaced: false,
             asks_at: None,
         })?);
-        index.insert(self, id, &of, mode);
+        index.add(&of, mode, id);
         Some(id)
     }
 
@@ -239,7 +164,7 @@ impl SessionHolds {
         token: Option<Token>,
         since_us: Option<i64>,
     ) -> Option<SessionId> {
-        let hold = self.arena.get_mut(id.0)?;
+        let hold = self.arena.get_mut(id.0).must_exist()?;
         if hold.token != token {
             (hold.token, hold.since_us) = (token, since_us);
         }
@@ -249,7 +174,7 @@ impl SessionHolds {
     /// Sets the token of the hold, whichever session it belongs to. Without a token the former one
     /// stays.
     pub(crate) fn note_token(&mut self, id: HoldId, token: Option<Token>) {
-        if let Some(hold) = self.arena.get_mut(id.0) {
+        if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
             hold.token = token.or(hold.token);
         }
     }
@@ -262,7 +187,7 @@ impl SessionHolds {
     ) -> Option<SessionHold> {
         let hold = self.arena.remove(id.0)?;
         if let Some(index) = index {
-            index.remove(&hold.owner, hold.mode);
+            index.take(&hold.owner, hold.mode);
         }
         if let Some(check_at) = hold.check_at {
             self.checks.remove(&(check_at, id));
@@ -277,7 +202,7 @@ impl SessionHolds {
 
     /// The hold's session must be told when its lock, which has this record, is wanted.
     pub(crate) fn ask_if_wanted(&mut self, id: HoldId, record: RecordId) {
-        if let Some(hold) = self.arena.get_mut(id.0) {
+        if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
             hold.asks_at = Some(record);
             self.asking.insert((record, id));
         }
@@ -285,7 +210,7 @@ impl SessionHolds {
 
     /// The session was told.
     pub(crate) fn ask_no_more(&mut self, id: HoldId) {
-        let hold = self.arena.get_mut(id.0);
+        let hold = self.arena.get_mut(id.0).must_exist();
         if let Some(record) = hold.and_then(|hold| hold.asks_at.take()) {
             self.asking.remove(&(record, id));
         }
@@ -309,7 +234,7 @@ impl SessionHolds {
     /// Looks at the key just after the end of the lease. An earlier check stays: it finds the lease
     /// as it is at that time.
     pub(crate) fn check_after(&mut self, id: HoldId, ends_at: Option<i64>) {
-        let Some(hold) = self.arena.get_mut(id.0) else {
+        let Some(hold) = self.arena.get_mut(id.0).must_exist() else {
             return;
         };
         (hold.ends_at, hold.key_end) = (ends_at, ends_at);
@@ -327,7 +252,7 @@ impl SessionHolds {
 
     /// The writer's key ends at `end` now, if it was to end at `was`.
     pub(crate) fn end_moved(&mut self, id: HoldId, was: Option<i64>, end: i64) {
-        if let Some(hold) = self.arena.get_mut(id.0)
+        if let Some(hold) = self.arena.get_mut(id.0).must_exist()
             && hold.key_end == was
         {
             hold.key_end = Some(end);
@@ -335,7 +260,7 @@ impl SessionHolds {
     }
 
     fn check_at(&mut self, id: HoldId, check_at: i64) {
-        let Some(hold) = self.arena.get_mut(id.0) else {
+        let Some(hold) = self.arena.get_mut(id.0).must_exist() else {
             return;
         };
         if hold.check_at.is_some_and(|earlier| earlier <= check_at) {
@@ -354,7 +279,7 @@ impl SessionHolds {
 
     /// Marks a hold dirty: its key may have changed.
     pub(crate) fn mark_dirty(&mut self, id: HoldId) {
-        if let Some(hold) = self.arena.get_mut(id.0)
+        if let Some(hold) = self.arena.get_mut(id.0).must_exist()
             && !std::mem::replace(&mut hold.dirty, true)
         {
             self.dirty.push_back(id);
@@ -363,7 +288,7 @@ impl SessionHolds {
 
     /// Another key may be in the place of the hold's key by now.
     pub(crate) fn mark_replaced(&mut self, id: HoldId) {
-        if let Some(hold) = self.arena.get_mut(id.0) {
+        if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
             hold.replaced = true;
         }
     }
@@ -378,7 +303,7 @@ impl SessionHolds {
                 return;
             }
             self.checks.pop_first();
-            if let Some(hold) = self.arena.get_mut(id.0) {
+            if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
                 hold.check_at = None;
             }
             self.mark_dirty(id);
@@ -411,5 +336,39 @@ impl SessionHolds {
 
     pub(crate) fn all(&self) -> Vec<HoldId> {
         self.arena.iter().map(|(id, _)| HoldId(id)).collect()
+    }
+}
+
+#[cfg(debug_assertions)]
+impl SessionHold {
+    pub(crate) fn asks_at(&self) -> Option<RecordId> {
+        self.asks_at
+    }
+}
+
+#[cfg(debug_assertions)]
+#[allow(clippy::arithmetic_side_effects, reason = "only tests run it")]
+impl SessionHolds {
+    /// Asserts that each hold is on the lists that its fields name, and on no others.
+    pub(crate) fn check(&self) {
+        let mut counts = (0, 0);
+        for (id, hold) in self.arena.iter() {
+            let id = HoldId(id);
+            counts.0 += usize::from(hold.check_at.is_some());
+            counts.1 += usize::from(hold.asks_at.is_some());
+            let checked = hold.check_at.map(|at| (at, id));
+            assert!(
+                checked.is_none_or(|of| self.checks.contains(&of)),
+                "{hold:?}"
+            );
+            let asking = hold.asks_at.map(|at| (at, id));
+            assert!(
+                asking.is_none_or(|of| self.asking.contains(&of)),
+                "{hold:?}"
+            );
+            let dirty = self.dirty.iter().filter(|of| **of == id).count();
+            assert_eq!(usize::from(hold.dirty), dirty, "{hold:?}");
+        }
+        assert_eq!(counts, (self.checks.len(), self.asking.len()));
     }
 }

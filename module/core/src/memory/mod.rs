@@ -1,6 +1,8 @@
 //! The state between turns, which the keyspace does not hold.
 
 pub(crate) mod agenda;
+#[cfg(debug_assertions)]
+mod check;
 pub(crate) mod grant_delay;
 pub(crate) mod hold;
 pub(crate) mod log;
@@ -10,4 +12,3 @@ pub(crate) mod position;
 pub(crate) mod session;
 pub(crate) mod state;
 pub(crate) mod table;
-pub(crate) mod unnoticed;

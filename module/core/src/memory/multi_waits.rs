@@ -3,6 +3,7 @@
 use crate::values::arena::Arena;
 use crate::values::ids::{MultiId, RecordId, WaiterId};
 use crate::values::lock_key::LockKey;
+use crate::values::must_exist::MustExist;
 use std::rc::Rc;
 
 /// All multi-waits.
@@ -50,7 +51,7 @@ impl MultiWaits {
     }
 
     pub(crate) fn add_waiter(&mut self, id: MultiId, waiter: WaiterId) {
-        if let Some(multi) = self.arena.get_mut(id.0) {
+        if let Some(multi) = self.arena.get_mut(id.0).must_exist() {
             multi.waiters.push(waiter);
         }
     }
@@ -79,7 +80,7 @@ impl MultiWaits {
     /// marked already, if it is blocked in another queue, or if the delay that keeps it back
     /// `lasts`.
     pub(crate) fn mark(&mut self, id: MultiId, queue: RecordId, lasts: bool) -> bool {
-        self.arena.get_mut(id.0).is_some_and(|multi| {
+        self.arena.get_mut(id.0).must_exist().is_some_and(|multi| {
             let blocked_in = multi.blocked_in;
             blocked_in.is_none_or(|blocked_in| blocked_in == queue)
                 && !(multi.is_kept_back && lasts)
@@ -94,8 +95,23 @@ impl MultiWaits {
     }
 
     pub(crate) fn block(&mut self, id: MultiId, blocked_in: Option<RecordId>, is_kept_back: bool) {
-        if let Some(multi) = self.arena.get_mut(id.0) {
+        if let Some(multi) = self.arena.get_mut(id.0).must_exist() {
             (multi.blocked_in, multi.is_kept_back) = (blocked_in, is_kept_back);
         }
+    }
+}
+
+#[cfg(debug_assertions)]
+impl MultiWaits {
+    pub(crate) fn ids(&self) -> Vec<MultiId> {
+        self.arena.iter().map(|(id, _)| MultiId(id)).collect()
+    }
+
+    pub(crate) fn is_marked(&self, id: MultiId) -> bool {
+        self.arena.get(id.0).is_some_and(|multi| multi.marked)
+    }
+
+    pub(crate) fn blocked_in(&self, id: MultiId) -> Option<RecordId> {
+        self.arena.get(id.0)?.blocked_in
     }
 }

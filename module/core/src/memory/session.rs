@@ -7,10 +7,12 @@
 use crate::interface::effect::Grant;
 use crate::interface::error::CommandError;
 use crate::values::arena::{Arena, Id};
+use crate::values::few::Few;
 use crate::values::ids::{HoldId, Listener, SessionId, SessionRef, WaiterId};
 use crate::values::limits::ROOM_KEPT;
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
+use crate::values::must_exist::MustExist;
 use crate::values::time::{Now, Wait, earlier};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -178,50 +180,11 @@ struct UnfetchedGrants {
     noted: Vec<(SessionId, usize)>,
 }
 
-/// The unfetched grants of one owner, by lock.
-type OfOwner = HashMap<Rc<[u8]>, Places>;
+/// The unfetched grants of one owner, by lock. Mostly there is only one of each lock.
+type OfOwner = HashMap<Rc<[u8]>, Few<Place, ()>>;
 
 /// An unfetched grant: its mode, its session, and the index of its event there.
 type Place = (Mode, SessionId, usize);
-
-/// The unfetched grants of one lock to one owner. Mostly there is only one.
-#[derive(Debug)]
-enum Places {
-    One(Place),
-    Many(BTreeSet<Place>),
-}
-
-impl Places {
-    fn add(&mut self, place: Place) {
-        match self {
-            Self::One(one) if *one == place => {}
-            Self::One(one) => *self = Self::Many(BTreeSet::from([*one, place])),
-            Self::Many(many) => {
-                many.insert(place);
-            }
-        }
-    }
-
-    /// Removes one. Whether none is left.
-    fn remove(&mut self, place: Place) -> bool {
-        match self {
-            Self::One(one) => *one == place,
-            Self::Many(many) => {
-                many.remove(&place);
-                many.is_empty()
-            }
-        }
-    }
-
-    /// Those of this mode.
-    fn of(&self, mode: Mode) -> Vec<Place> {
-        let places = match self {
-            Self::One(one) => vec![*one],
-            Self::Many(many) => many.iter().copied().collect(),
-        };
-        places.into_iter().filter(|(of, ..)| *of == mode).collect()
-    }
-}
 
 impl UnfetchedGrants {
     fn add(&mut self, event: &Event, session: SessionId, at: usize) {
@@ -232,10 +195,8 @@ impl UnfetchedGrants {
         for lock in locks {
             let owners = self.places.entry(lock.db).or_default();
             let of_owner = owners.entry(Rc::clone(&event.owner)).or_default();
-            of_owner
-                .entry(Rc::clone(&lock.name))
-                .and_modify(|places| places.add(place))
-                .or_insert(Places::One(place));
+            let places = of_owner.entry(Rc::clone(&lock.name)).or_default();
+            places.insert(place, ());
         }
     }
 
@@ -258,10 +219,11 @@ impl UnfetchedGrants {
         let Some(of_owner) = owners.get_mut(owner) else {
             return;
         };
-        if let Some(places) = of_owner.get_mut(lock.name)
-            && places.remove(place)
-        {
-            of_owner.remove(lock.name);
+        if let Some(places) = of_owner.get_mut(lock.name) {
+            places.remove(&place);
+            if places.is_empty() {
+                of_owner.remove(lock.name);
+            }
         }
         if of_owner.is_empty() {
             owners.remove(owner);
@@ -277,7 +239,9 @@ impl UnfetchedGrants {
             .get(&lock.db)
             .and_then(|owners| owners.get(owner));
         let places = of_owner.and_then(|of_owner| of_owner.get(lock.name));
-        places.map_or_else(Vec::new, |places| places.of(mode))
+        let places = places.into_iter().flat_map(Few::iter);
+        let places = places.map(|(place, ())| *place);
+        places.filter(|(of, ..)| *of == mode).collect()
     }
 }
 
@@ -420,7 +384,7 @@ impl Sessions {
     /// when the grace is over.
     pub(crate) fn detach(&mut self, id: SessionId, now: Now) -> Belongings {
         self.stop_listening(id);
-        let Some(session) = self.arena.get_mut(id.0) else {
+        let Some(session) = self.arena.get_mut(id.0).must_exist() else {
             return Belongings::default();
         };
         if let Some(client_id) = session.client_id.take() {
@@ -460,7 +424,7 @@ impl Sessions {
     pub(crate) fn end(&mut self, id: SessionId) -> BTreeSet<HoldId> {
         self.fetch(id);
         self.overflowing.remove(&id);
-        let Some(session) = self.arena.remove(id.0) else {
+        let Some(session) = self.arena.remove(id.0).must_exist() else {
             return BTreeSet::new();
         };
         if let Some(end) = session.grace_end {
@@ -678,7 +642,7 @@ impl Sessions {
     // --- Waiters and holds of a session ----------------------------------------------------------
 
     pub(crate) fn add_waiter(&mut self, id: SessionId, waiter: WaiterId) {
-        if let Some(session) = self.arena.get_mut(id.0) {
+        if let Some(session) = self.arena.get_mut(id.0).must_exist() {
             session.waiters.insert(waiter);
         }
     }
@@ -690,7 +654,7 @@ impl Sessions {
     }
 
     pub(crate) fn add_hold(&mut self, id: SessionId, hold: HoldId) {
-        if let Some(session) = self.arena.get_mut(id.0) {
+        if let Some(session) = self.arena.get_mut(id.0).must_exist() {
             session.holds.insert(hold);
         }
     }
@@ -706,5 +670,74 @@ impl Sessions {
         if session.holds.is_empty() && session.grace_end.is_some() {
             self.end(id);
         }
+    }
+}
+
+#[cfg(debug_assertions)]
+#[allow(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "only tests run it"
+)]
+impl Sessions {
+    /// Asserts that each session is on the lists that its fields name, and on no others.
+    pub(crate) fn check(&self) {
+        let (mut counts, mut unfetched) = ([0; 3], 0);
+        for (id, session) in self.arena.iter() {
+            let id = SessionId(id);
+            let until = session.listener.and_then(|(_, until)| until);
+            let (client, grace) = (session.client_id, session.grace_end);
+            for (count, is_some) in
+                counts
+                    .iter_mut()
+                    .zip([client.is_some(), grace.is_some(), until.is_some()])
+            {
+                *count += usize::from(is_some);
+            }
+            assert_eq!(self.names.get(&session.name), Some(&id));
+            assert!(
+                client.is_none_or(|of| self.clients.contains(&(of, id))),
+                "{session:?}"
+            );
+            assert!(
+                grace.is_none_or(|end| self.grace_ends.contains(&(end, id))),
+                "{session:?}"
+            );
+            assert!(
+                until.is_none_or(|end| self.listen_ends.contains(&(end, id))),
+                "{session:?}"
+            );
+            // It has a connection, or its grace runs because it has holds.
+            assert_eq!(client.is_some(), grace.is_none(), "{session:?}");
+            assert!(client.is_some() || !session.holds.is_empty(), "{session:?}");
+            assert!(
+                client.is_some() || session.listener.is_none(),
+                "{session:?}"
+            );
+            unfetched += session.events.len();
+        }
+        let noted = [&self.grace_ends, &self.listen_ends].map(BTreeSet::len);
+        assert_eq!(counts, [self.clients.len(), noted[0], noted[1]]);
+        assert_eq!((self.names.len(), self.unfetched), (self.len(), unfetched));
+        let mut overflowing = self.overflowing.iter();
+        assert!(overflowing.all(|id| self.arena.get(id.0).is_some()));
+    }
+
+    /// How many waits and holds all sessions have.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let count = |(waits, holds), (_, session): (_, &Session)| {
+            (waits + session.waiters.len(), holds + session.holds.len())
+        };
+        self.arena.iter().fold((0, 0), count)
+    }
+
+    pub(crate) fn has_waiter(&self, id: SessionId, waiter: WaiterId) -> bool {
+        let session = self.arena.get(id.0);
+        session.is_some_and(|session| session.waiters.contains(&waiter))
+    }
+
+    pub(crate) fn has_hold(&self, id: SessionId, hold: HoldId) -> bool {
+        let session = self.arena.get(id.0);
+        session.is_some_and(|session| session.holds.contains(&hold))
     }
 }

@@ -379,6 +379,7 @@ impl Locks {
 
     /// Sets which events are logged from now on, and how many entries are kept.
     pub fn set_log_options(&mut self, options: LogOptions) {
+        self.table.long_after_ms = options.waits_ms;
         self.log.set_options(options);
     }
 
@@ -397,7 +398,7 @@ impl Locks {
         now: Now,
     ) -> HoldView {
         let index = self.table.find(lock).and_then(|id| self.table.holds(id));
-        let hold = index.and_then(|index| self.holds.find(index, owner, mode));
+        let hold = index.and_then(|index| index.find(owner, mode));
         let hold = hold.and_then(|id| self.holds.get(id));
         let is_same = |hold: &&SessionHold| token.is_none() || hold.token == token;
         let noted = hold.filter(is_same).and_then(|hold| hold.since_us);

@@ -13,18 +13,23 @@ use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::hold::HoldIndex;
 use crate::memory::pending::PendingRelease;
 use crate::memory::position::Positions;
-use crate::memory::unnoticed::Unnoticed;
 use crate::values::arena::Arena;
+use crate::values::few::Few;
 use crate::values::ids::{MultiId, RecordId, SessionId, WaiterId};
 use crate::values::limits::ROOM_KEPT;
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
+use crate::values::must_exist::MustExist;
 use crate::values::time::{Lease, Now, Wait, earlier};
 use crate::values::token::Token;
 use std::cell::{Cell, RefCell};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
+
+#[cfg(debug_assertions)]
+mod check;
 
 /// Where a waiter is told how its wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,13 +87,6 @@ pub(crate) struct Waiter {
     behind: Option<WaiterId>,
 }
 
-/// The queues in which an owner waits: mostly one.
-#[derive(Debug)]
-enum Places {
-    One(RecordId, WaiterId),
-    Several(BTreeMap<RecordId, WaiterId>),
-}
-
 /// The queue of a lock.
 #[derive(Debug, Default)]
 struct WaitQueue {
@@ -101,6 +99,9 @@ struct WaitQueue {
     without_limit: u32,
     /// How many of its waiters wait to read.
     readers: u32,
+    /// The first waiter whose wait was not found to be long yet. Those behind it were not either:
+    /// waits become long in the order in which they began.
+    unnoted: Option<WaiterId>,
     /// The waiters whose owner waits for another lock as well, by `order`.
     multi_queue_waiters: BTreeMap<u64, WaiterId>,
     positions: Positions,
@@ -188,16 +189,16 @@ pub(crate) struct LockTable {
     last_found: Cell<Option<RecordId>>,
     last_missed: RefCell<NegativeCache>,
     waiters: Arena<Waiter>,
-    /// The queues in which each owner waits.
-    waits: HashMap<Rc<[u8]>, Places>,
+    /// The queues in which each owner waits, and its waiter in each.
+    waits: HashMap<Rc<[u8]>, Few<RecordId, WaiterId>>,
     wait_ends: BTreeSet<(i64, WaiterId)>,
-    /// The waiters whose wait was not found to be long yet.
-    unnoticed: Unnoticed,
     /// When the leases of locks with waiters are over, by the wall clock.
     leases_over: BTreeSet<(i64, RecordId)>,
     /// When to look at locks, and the moment before which no more looks are made; both monotonic.
     looks: BTreeSet<(i64, RecordId)>,
     no_look_before: i64,
+    /// After how many milliseconds a wait is long; 0 is never.
+    pub(crate) long_after_ms: i64,
     /// When the keys end that have a writer whose token is known.
     writer_ends: BTreeSet<(i64, RecordId)>,
     /// How many queues are not empty.
@@ -396,7 +397,8 @@ impl LockTable {
         release: PendingRelease,
     ) -> Option<RecordId> {
         let id = self.find_or_open(lock)?;
-        self.records.get_mut(id.0)?.pending.push_back(release);
+        let record = self.records.get_mut(id.0).must_exist()?;
+        record.pending.push_back(release);
         self.pending = self.pending.saturating_add(1);
         Some(id)
     }
@@ -520,7 +522,7 @@ impl LockTable {
         let Some(id) = self.find_or_open(lock) else {
             return;
         };
-        let Some(record) = self.records.get_mut(id.0) else {
+        let Some(record) = self.records.get_mut(id.0).must_exist() else {
             return;
         };
         let former = record.writer.take();
@@ -652,7 +654,7 @@ impl LockTable {
     /// The first waiter.
     pub(crate) fn first(&self, id: RecordId) -> Option<(WaiterId, &Waiter)> {
         let first = self.records.get(id.0)?.queue.first?;
-        Some((first, self.waiters.get(first.0)?))
+        Some((first, self.waiters.get(first.0).must_exist()?))
     }
 
     pub(crate) fn is_first(&self, id: WaiterId) -> bool {
@@ -662,8 +664,8 @@ impl LockTable {
 
     /// An owner's waiter in a queue.
     pub(crate) fn waiter_of(&self, id: RecordId, owner: &[u8]) -> Option<(WaiterId, &Waiter)> {
-        let waiter = self.waits.get(owner)?.get(id)?;
-        Some((waiter, self.waiters.get(waiter.0)?))
+        let waiter = *self.waits.get(owner)?.get(&id)?;
+        Some((waiter, self.waiters.get(waiter.0).must_exist()?))
     }
 
     /// The first `most` waiters of multi-waits in a queue. Nearly every queue has none, and then it
@@ -692,7 +694,7 @@ impl LockTable {
 
     /// A waiter and the waiters behind it.
     fn from(&self, first: Option<WaiterId>) -> impl Iterator<Item = (WaiterId, &Waiter)> {
-        let named = |id: WaiterId| Some((id, self.waiters.get(id.0)?));
+        let named = |id: WaiterId| Some((id, self.waiters.get(id.0).must_exist()?));
         let first = first.and_then(named);
         std::iter::successors(first, move |(_, waiter)| named(waiter.behind?))
     }
@@ -726,10 +728,10 @@ impl LockTable {
     /// counted by ranges.
     pub(crate) fn position(&mut self, id: WaiterId) -> i64 {
         let waiters = &self.waiters;
-        let Some(waiter) = waiters.get(id.0) else {
+        let Some(waiter) = waiters.get(id.0).must_exist() else {
             return 0;
         };
-        let Some(record) = self.records.get_mut(waiter.record.0) else {
+        let Some(record) = self.records.get_mut(waiter.record.0).must_exist() else {
             return 0;
         };
         let queue = &mut record.queue;
@@ -754,7 +756,7 @@ impl LockTable {
     ) -> Option<(WaiterId, RecordId)> {
         let record_id = self.find_or_open(lock)?;
         let owner: Rc<[u8]> = Rc::from(newcomer.owner);
-        let queue = &self.records.get(record_id.0)?.queue;
+        let queue = &self.records.get(record_id.0).must_exist()?.queue;
         let (order, last) = (queue.joined, queue.last);
         let waiter = Waiter {
             owner: Rc::clone(&owner),
@@ -776,13 +778,12 @@ impl LockTable {
             self.close_if_idle(record_id);
             return None;
         };
-        self.unnoticed.joined(id, now);
         let wait_end = newcomer.wait.end(now).map(|end| (end, id));
         self.wait_ends.extend(wait_end);
-        if let Some(last) = last.and_then(|last| self.waiters.get_mut(last.0)) {
+        if let Some(last) = last.and_then(|last| self.waiters.get_mut(last.0).must_exist()) {
             last.behind = Some(id);
         }
-        let queue = &mut self.records.get_mut(record_id.0)?.queue;
+        let queue = &mut self.records.get_mut(record_id.0).must_exist()?.queue;
         queue.first = queue.first.or(Some(id));
         queue.last = Some(id);
         queue.length = queue.length.saturating_add(1);
@@ -795,6 +796,9 @@ impl LockTable {
         queue.positions.joined(order);
         if queue.length == 1 {
             self.queues = self.queues.saturating_add(1);
+        }
+        if queue.unnoted.is_none() {
+            queue.unnoted = Some(id);
             self.look_again(record_id, now);
         }
         // The name of an owner that waits elsewhere too is stored once.
@@ -814,7 +818,7 @@ impl LockTable {
         newcomer: &Newcomer<'_>,
         now: Now,
     ) -> Option<(ReplyTarget, Option<SessionId>)> {
-        let waiter = self.waiters.get_mut(id.0)?;
+        let waiter = self.waiters.get_mut(id.0).must_exist()?;
         if let Some(end) = waiter.wait_end {
             self.wait_ends.remove(&(end, id));
         }
@@ -833,7 +837,7 @@ impl LockTable {
         if let Some(end) = waiter.wait_end {
             self.wait_ends.remove(&(end, id));
         }
-        let record = self.records.get_mut(waiter.record.0)?;
+        let record = self.records.get_mut(waiter.record.0).must_exist()?;
         let queue = &mut record.queue;
         match waiter.ahead.and_then(|ahead| self.waiters.get_mut(ahead.0)) {
             Some(ahead) => ahead.behind = waiter.behind,
@@ -845,6 +849,9 @@ impl LockTable {
         {
             Some(behind) => behind.ahead = waiter.ahead,
             None => queue.last = waiter.ahead,
+        }
+        if queue.unnoted == Some(id) {
+            queue.unnoted = waiter.behind;
         }
         queue.length = queue.length.saturating_sub(1);
         queue.multis = queue.multis.saturating_sub(waiter.multi.is_some().into());
@@ -861,9 +868,6 @@ impl LockTable {
             self.queues = self.queues.saturating_sub(1);
         }
         self.remove_place(&waiter);
-        let waiters = &self.waiters;
-        let is_there = |id: WaiterId| waiters.get(id.0).is_some();
-        self.unnoticed.left(id, is_there, waiters.len());
         if is_empty {
             self.close_if_idle(waiter.record);
         }
@@ -891,8 +895,9 @@ impl LockTable {
     /// The queues in which an owner waits, and how many waiters joined each of them before it.
     /// Waits for permits are left out: nothing says which of the holders must give permits back.
     pub(crate) fn waits_of(&self, owner: &[u8]) -> impl Iterator<Item = (RecordId, u64)> + '_ {
-        let places = self.waits.get(owner).into_iter().flat_map(Places::all);
-        let waits = places.filter_map(|(queue, waiter)| Some((queue, self.waiters.get(waiter.0)?)));
+        let places = self.waits.get(owner).into_iter().flat_map(Few::iter);
+        let waits =
+            places.filter_map(|(queue, waiter)| Some((*queue, self.waiters.get(waiter.0)?)));
         let waits = waits.filter(|(_, waiter)| waiter.mode != Mode::Permits);
         waits.map(|(queue, waiter)| (queue, waiter.order))
     }
@@ -917,45 +922,49 @@ impl LockTable {
         record: RecordId,
         waiter: WaiterId,
     ) -> Option<Rc<[u8]>> {
-        use std::collections::hash_map::Entry;
-        match self.waits.entry(owner) {
+        let mut places = match self.waits.entry(owner) {
             Entry::Vacant(none) => {
-                none.insert(Places::One(record, waiter));
-                None
+                none.insert(Few::One(record, waiter));
+                return None;
             }
-            Entry::Occupied(mut places) => {
-                let known = Rc::clone(places.key());
-                let was_one = places.get_mut().add(record, waiter);
-                // With the second queue, the owner's waiter in the first queue must be marked too.
-                for (record, waiter) in was_one.into_iter().chain([(record, waiter)]) {
-                    self.mark_multi_queue(record, waiter, true);
-                }
-                Some(known)
-            }
+            Entry::Occupied(places) => places,
+        };
+        let known = Rc::clone(places.key());
+        let only = places
+            .get()
+            .only()
+            .map(|(record, waiter)| (*record, *waiter));
+        places.get_mut().insert(record, waiter);
+        // With the second queue, the owner's waiter in the first queue must be marked too.
+        for (record, waiter) in only.into_iter().chain([(record, waiter)]) {
+            self.mark_multi_queue(record, waiter, true);
         }
+        Some(known)
     }
 
     fn remove_place(&mut self, gone: &Waiter) {
         // Removed, and put back if the owner waits elsewhere too. Mostly it does not, and then its
         // name is hashed only once.
-        let Some(mut places) = self.waits.remove(&gone.owner) else {
+        let Some(mut places) = self.waits.remove(&gone.owner).must_exist() else {
             return;
         };
-        if let Places::One(..) = places {
+        places.remove(&gone.record);
+        if places.is_empty() {
             if self.waits.is_empty() {
                 self.waits.shrink_to(ROOM_KEPT);
             }
             return;
         }
-        if let Some((record, waiter)) = places.remove(gone.record) {
-            self.mark_multi_queue(record, waiter, false);
+        if let Some((record, waiter)) = places.only() {
+            self.mark_multi_queue(*record, *waiter, false);
         }
         self.waits.insert(Rc::clone(&gone.owner), places);
     }
 
     fn mark_multi_queue(&mut self, record: RecordId, waiter: WaiterId, waits: bool) {
-        let order = self.waiters.get(waiter.0).map(|waiter| waiter.order);
-        if let (Some(order), Some(record)) = (order, self.records.get_mut(record.0)) {
+        let order = self.waiters.get(waiter.0).must_exist().map(Waiter::order);
+        let record = self.records.get_mut(record.0).must_exist();
+        if let (Some(order), Some(record)) = (order, record) {
             let waiters = &mut record.queue.multi_queue_waiters;
             if waits {
                 waiters.insert(order, waiter);
@@ -971,7 +980,7 @@ impl LockTable {
     /// is free. The key is looked at just after that. An earlier look stays: it finds the lease as
     /// it is at that time. Does nothing if the lock has no waiters.
     pub(crate) fn check_after(&mut self, id: RecordId, lease_end: Option<i64>) {
-        let Some(record) = self.records.get_mut(id.0) else {
+        let Some(record) = self.records.get_mut(id.0).must_exist() else {
             return;
         };
         if record.queue.length == 0 {
@@ -997,7 +1006,7 @@ impl LockTable {
     }
 
     fn lease_over_at(&mut self, id: RecordId, over_at: i64) {
-        let Some(record) = self.records.get_mut(id.0) else {
+        let Some(record) = self.records.get_mut(id.0).must_exist() else {
             return;
         };
         if record
@@ -1012,15 +1021,24 @@ impl LockTable {
         self.leases_over.insert((over_at, id));
     }
 
-    /// Looks at a lock a second from now, unless an earlier look is due.
-    pub(crate) fn look_again(&mut self, id: RecordId, now: Now) {
+    /// Looks at a lock a second from now, or when the wait of its first waiter that was not noted
+    /// becomes long, if that is before. An earlier look stays.
+    fn look_again(&mut self, id: RecordId, now: Now) {
+        let Some(record) = self.records.get_mut(id.0).must_exist() else {
+            return;
+        };
+        let unnoted = record.queue.unnoted.and_then(|id| self.waiters.get(id.0));
+        let long_at = unnoted.and_then(|waiter| waiter.long_at(self.long_after_ms));
+        // Not in the past: a queue with many long waits would come before all others.
         let at = now.mono_ms.saturating_add(LOOK_EVERY_MS);
-        if let Some(record) = self.records.get_mut(id.0)
-            && record.look_at.is_none()
-        {
-            record.look_at = Some(at);
-            self.looks.insert((at, id));
+        let at = long_at.map_or(at, |long_at| long_at.clamp(now.mono_ms, at));
+        if record.look_at.is_some_and(|earlier| earlier <= at) {
+            return;
         }
+        if let Some(later) = record.look_at.replace(at) {
+            self.looks.remove(&(later, id));
+        }
+        self.looks.insert((at, id));
     }
 
     /// Makes no more looks at a lock that has neither waiters nor pending releases.
@@ -1059,18 +1077,6 @@ impl LockTable {
         earlier(earlier(wait, over), look).map(|left| left.max(0))
     }
 
-    /// The waiter that has waited longest of those whose wait was not found to be long yet, and
-    /// since when.
-    pub(crate) fn first_unnoticed(&self) -> Option<(i64, WaiterId)> {
-        self.unnoticed.first()
-    }
-
-    /// The wait of the first unnoticed waiter was found to be long.
-    pub(crate) fn pop_unnoticed(&mut self) {
-        let waiters = &self.waiters;
-        self.unnoticed.pop(|id| waiters.get(id.0).is_some());
-    }
-
     /// Whether the lock that a waiter waits for is held with a lease that ends, as far as is known.
     pub(crate) fn is_leased(&self, id: WaiterId) -> bool {
         let record = self.record_of(id).and_then(|id| self.records.get(id.0));
@@ -1090,32 +1096,51 @@ impl LockTable {
             return None;
         }
         self.leases_over.pop_first();
-        self.records.get_mut(id.0)?.lease_over_at = None;
+        self.records.get_mut(id.0).must_exist()?.lease_over_at = None;
         Some(id)
     }
 
-    /// The locks whose look is due now. If such a lock has waiters, its next look is a second
-    /// later.
-    pub(crate) fn take_looks(&mut self, now: Now) -> Vec<RecordId> {
-        let mut taken = Vec::new();
-        while now.mono_ms >= self.no_look_before
-            && taken.len() < LOOKS_AT_ONCE
-            && let Some((at, id)) = self.looks.first().copied()
-            && at <= now.mono_ms
-        {
-            self.looks.pop_first();
-            if let Some(record) = self.records.get_mut(id.0) {
-                record.look_at = None;
-            }
-            if self.length(id) > 0 {
-                self.look_again(id, now);
-            }
-            taken.push(id);
+    /// A lock whose look is due now, after this many looks in the turn; and its first waiter that
+    /// was not noted, if its wait is long by now. That waiter counts as noted afterwards. If there
+    /// are more, the next look is due at once, behind those at other locks.
+    pub(crate) fn take_look(
+        &mut self,
+        looks: usize,
+        now: Now,
+    ) -> Option<(RecordId, Option<WaiterId>)> {
+        let may_begin = looks > 0 || now.mono_ms >= self.no_look_before;
+        let (at, id) = self.looks.first().copied()?;
+        if at > now.mono_ms || !may_begin || looks >= LOOKS_AT_ONCE {
+            return None;
         }
-        if !taken.is_empty() {
-            self.no_look_before = now.mono_ms.saturating_add(LOOKS_PAUSE_MS);
+        self.looks.pop_first();
+        self.no_look_before = now.mono_ms.saturating_add(LOOKS_PAUSE_MS);
+        let unnoted = self.records.get(id.0).must_exist()?.queue.unnoted;
+        let long = unnoted.filter(|id| self.is_long(*id, now));
+        let record = self.records.get_mut(id.0)?;
+        record.look_at = None;
+        if let Some(waiter) = long.and_then(|id| self.waiters.get(id.0)) {
+            record.queue.unnoted = waiter.behind;
         }
-        taken
+        if record.queue.length > 0 {
+            self.look_again(id, now);
+        }
+        Some((id, long))
+    }
+
+    /// Whether a waiter's wait is long by now, and was not noted.
+    pub(crate) fn is_long(&self, id: WaiterId, now: Now) -> bool {
+        let Some(waiter) = self.waiters.get(id.0) else {
+            return false;
+        };
+        let queue = self
+            .records
+            .get(waiter.record.0)
+            .map(|record| &record.queue);
+        let unnoted = queue.and_then(|queue| self.waiters.get(queue.unnoted?.0));
+        let is_unnoted = unnoted.is_some_and(|unnoted| unnoted.order <= waiter.order);
+        let long_at = waiter.long_at(self.long_after_ms);
+        is_unnoted && long_at.is_some_and(|at| at <= now.mono_ms)
     }
 }
 
@@ -1123,67 +1148,21 @@ fn names_no_limit(asked: Option<PermitsRequest>) -> bool {
     asked.is_some_and(|asked| asked.limit.is_none())
 }
 
-impl Places {
-    fn get(&self, record: RecordId) -> Option<WaiterId> {
-        match self {
-            Self::One(only, waiter) => (*only == record).then_some(*waiter),
-            Self::Several(places) => places.get(&record).copied(),
-        }
-    }
-
-    /// Returns the former place if it was the only one.
-    fn add(&mut self, record: RecordId, waiter: WaiterId) -> Option<(RecordId, WaiterId)> {
-        match self {
-            Self::One(only, first) => {
-                let was_one = (*only, *first);
-                *self = Self::Several(BTreeMap::from([was_one, (record, waiter)]));
-                Some(was_one)
-            }
-            Self::Several(places) => {
-                places.insert(record, waiter);
-                None
-            }
-        }
-    }
-
-    /// Removes one of several places. Returns the place that is now the only one.
-    fn remove(&mut self, record: RecordId) -> Option<(RecordId, WaiterId)> {
-        let Self::Several(places) = self else {
-            return None;
-        };
-        places.remove(&record);
-        let (only, waiter) = match places.len() {
-            1 => places.first_key_value()?,
-            _ => return None,
-        };
-        let left = (*only, *waiter);
-        *self = Self::One(left.0, left.1);
-        Some(left)
-    }
-
-    fn all(&self) -> impl Iterator<Item = (RecordId, WaiterId)> + '_ {
-        let (one, several) = match self {
-            Self::One(only, waiter) => (Some((*only, *waiter)), None),
-            Self::Several(places) => {
-                let places = places.iter().map(|(record, waiter)| (*record, *waiter));
-                (None, Some(places))
-            }
-        };
-        one.into_iter().chain(several.into_iter().flatten())
-    }
-}
-
 impl Waiter {
     /// How many waiters joined the queue before it.
     pub(crate) fn order(&self) -> u64 {
         self.order
+    }
+
+    /// When its wait becomes long, monotonic, in milliseconds; none if none ever does.
+    fn long_at(&self, after_ms: i64) -> Option<i64> {
+        (after_ms > 0).then(|| self.since.saturating_add(after_ms))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::unnoticed::LEFT_MAX;
 
     const NOW: Now = Now {
         wall_us: 0,
@@ -1211,18 +1190,27 @@ mod tests {
     }
 
     #[test]
-    fn waiters_that_have_left_before_they_were_noticed_are_forgotten() {
-        let mut table = LockTable::default();
-        let waiters: Vec<_> = (0..10_000).map(|at| join(&mut table, at)).collect();
-        // All but the first and the last, so that nobody who has left is first.
-        for waiter in &waiters[1..9_999] {
-            table.leave(*waiter);
+    fn each_wait_is_found_to_be_long_once_whoever_has_left_before() {
+        let long_after_ms = 7;
+        let mut table = LockTable {
+            long_after_ms,
+            ..LockTable::default()
+        };
+        let waiters: Vec<_> = (0..10).map(|at| join(&mut table, at)).collect();
+        let queue = table.record_of(waiters[0]).unwrap();
+        assert_eq!(table.take_look(0, NOW.after(6)), None);
+        for gone in [0, 1, 3, 9] {
+            table.leave(waiters[gone]);
         }
-        assert!(table.unnoticed.len() <= 2 * 2 + LEFT_MAX);
-        table.leave(waiters[0]);
-        let first = table.first_unnoticed().map(|(_, first)| first);
-        assert_eq!(first, Some(waiters[9_999]));
-        table.leave(waiters[9_999]);
-        assert_eq!(table.unnoticed.len(), 0);
+        let (now, mut looks, mut long) = (NOW.after(7), 0, Vec::new());
+        while let Some((looked_at, noted)) = table.take_look(looks, now) {
+            assert_eq!(looked_at, queue);
+            assert!(noted.is_none_or(|noted| !table.is_long(noted, now)));
+            long.extend(noted);
+            looks += 1;
+        }
+        assert_eq!(long, [2, 4, 5, 6, 7, 8].map(|at| waiters[at]));
+        // No more looks are made than are needed, and the next one is a second later.
+        assert_eq!((looks, table.next_deadline(now)), (6, Some(LOOK_EVERY_MS)));
     }
 }

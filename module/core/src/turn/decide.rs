@@ -14,6 +14,7 @@ use crate::turn::turn::{Outcome, Turn};
 use crate::values::ids::MultiId;
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::{Kind, Mode};
+use crate::values::must_exist::MustExist;
 use crate::values::time::Now;
 
 impl Locks {
@@ -27,7 +28,8 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> bool {
         let Reading { task, read } = reading;
-        if task.epoch != self.epoch {
+        // A long wait was noted when its task was handed out, and nothing is written for it.
+        if task.epoch != self.epoch && task.purpose != Purpose::LongWait {
             turn.begin_anew();
             return false;
         }
@@ -42,8 +44,11 @@ impl Locks {
             (Purpose::Command, _) => self.decide_command(turn, &read, now, effects),
             (Purpose::Holders, _) => self.decide_search(turn, &read, now),
             (Purpose::TimeOut, _) => self.decide_timeout(&read, now, effects),
-            (Purpose::LongWait, Subject::One(lock, _)) => {
-                self.decide_long_wait(lock, &read, now, effects);
+            (Purpose::LongWait, Subject::One(lock, owner)) => {
+                let queue = self.table.queue(lock.as_ref());
+                if let Some((at, _)) = queue.and_then(|id| self.table.waiter_of(id, owner)) {
+                    self.log_long_wait(at, &read, now, effects);
+                }
             }
             (Purpose::Release(_), Subject::One(lock, _)) => {
                 let others_are_brief = task.depth == ReadDepth::Brief;
@@ -64,7 +69,7 @@ impl Locks {
             (Purpose::CheckWriter, Subject::One(lock, owner)) => {
                 self.decide_writer(lock, owner, &read);
             }
-            _ => {}
+            _ => debug_assert!(false, "no decision is made so: {task:?}"),
         }
         if !matches!(task.purpose, Purpose::Command | Purpose::Holders) {
             // One decision can take several waiters out.
@@ -81,7 +86,9 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(command) = turn.command else { return };
+        let Some(command) = turn.command.must_exist() else {
+            return;
+        };
         let outcome = match (command.keys(), read) {
             // CANCEL needs the reading only to tell the waiter how much of the lease is left, so it
             // works without.
@@ -246,7 +253,7 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(record) = self.table.find(lock.as_ref()) else {
+        let Some(record) = self.table.find(lock.as_ref()).must_exist() else {
             return;
         };
         // Not all keys of this lock can be read here now. Nothing else is decided at such a lock.
@@ -256,7 +263,7 @@ impl Locks {
         }
         let may_outlive = self.table.set_outlived(record, others_are_brief);
         let outlived = may_outlive && !others_are_brief;
-        let Some(release) = self.table.take_pending(record) else {
+        let Some(release) = self.table.take_pending(record).must_exist() else {
             return;
         };
         let Read::One(stored) = read else {
@@ -284,7 +291,7 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(queue) = self.table.find(lock.as_ref()) else {
+        let Some(queue) = self.table.find(lock.as_ref()).must_exist() else {
             return;
         };
         self.table.take_dirty(queue);
@@ -349,7 +356,7 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(id) = self.holds.first_dirty() else {
+        let Some(id) = self.holds.first_dirty().must_exist() else {
             return;
         };
         self.holds.pop_dirty();
@@ -368,7 +375,7 @@ impl Locks {
     }
 
     fn decide_timeout(&mut self, read: &Read<'_>, now: Now, effects: &mut Vec<Effect>) {
-        let Some(id) = self.table.overdue(now) else {
+        let Some(id) = self.table.overdue(now).must_exist() else {
             return;
         };
         let ttl_ms = match read {
@@ -379,6 +386,11 @@ impl Locks {
         };
         let ttl_ms = self.ttl_or_delay_ms(ttl_ms, now);
         let why = WaitOutcome::NotAcquired { ttl_ms };
+        // It may have become long just now, and no look has come since.
+        let main = self.main_waiter(id);
+        if let Some(main) = main.filter(|main| self.table.is_long(*main, now)) {
+            self.log_long_wait(main, &Read::Unknown, now, effects);
+        }
         if self.dismiss(id, why, effects).is_some() {
             count(&mut self.counters.timeouts);
         }

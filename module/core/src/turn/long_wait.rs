@@ -7,43 +7,30 @@ use crate::interface::task::{Purpose, Read, Subject, Task};
 use crate::memory::log::event_log::LogEvent;
 use crate::memory::state::Locks;
 use crate::memory::table::Waiter;
+use crate::turn::turn::Turn;
 use crate::values::ids::WaiterId;
-use crate::values::lock_key::{LockKey, LockRef};
-use crate::values::time::{NEVER, Now, earlier, ttl_ms};
+use crate::values::lock_key::LockRef;
+use crate::values::must_exist::MustExist;
+use crate::values::time::{NEVER, Now, ttl_ms};
 use crate::values::word::Word;
 use std::fmt::Write as _;
 use std::rc::Rc;
 
 impl Locks {
-    /// When the next line is due in a log, monotonic, in milliseconds.
-    #[inline]
-    pub(crate) fn next_log_at(&self) -> Option<i64> {
-        // The common case: no wait is left to be logged, and no line was left out.
-        if self.table.first_unnoticed().is_none() && self.log_lines.are_whole() {
-            return None;
-        }
-        earlier(self.log_lines.deadline(), self.next_long_wait_at())
-    }
-
-    /// When the next wait becomes long, monotonic, in milliseconds.
-    fn next_long_wait_at(&self) -> Option<i64> {
-        let (since, _) = self.table.first_unnoticed()?;
-        let after_ms = self.log.options.waits_ms;
-        (after_ms > 0).then(|| since.saturating_add(after_ms))
-    }
-
-    /// The next wait that is long by now. Its task reads the lock, so that the logs can name the
-    /// holder.
-    pub(crate) fn next_long_wait(&mut self, now: Now) -> Option<Task> {
-        while self.next_long_wait_at().is_some_and(|at| at <= now.mono_ms) {
-            let (_, id) = self.table.first_unnoticed()?;
+    /// Makes the looks that are due, until one finds a long wait. The task for it reads the lock, so
+    /// that the logs can name the holder.
+    pub(crate) fn next_long_wait(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
+        while let Some((queue, long)) = self.table.take_look(turn.looks, now) {
+            turn.looks = turn.looks.saturating_add(1);
+            self.mark_queue(queue);
             // A wait for several locks is logged once, for its first waiter.
-            let main = self.main_waiter(id).filter(|main| *main == id);
-            if let Some(lock) = main.and_then(|id| self.lock_of(self.held_up_at(id))) {
-                let subject = Subject::One(lock, Rc::from([]));
+            let main = long.filter(|id| self.main_waiter(*id) == Some(*id));
+            let lock = main.and_then(|id| self.lock_of(self.held_up_at(id)));
+            let waiter = main.and_then(|id| self.table.get(id));
+            if let (Some(lock), Some(waiter)) = (lock, waiter) {
+                let subject = Subject::One(lock, Rc::clone(&waiter.owner));
                 return Some(self.task(subject, ReadDepth::Brief, Purpose::LongWait));
             }
-            self.table.pop_unnoticed();
         }
         None
     }
@@ -57,21 +44,19 @@ impl Locks {
         waiters.iter().find(is_held).copied().unwrap_or(id)
     }
 
-    /// Logs a long wait once: in the core's log, and in the server's log while there is room.
-    pub(crate) fn decide_long_wait(
+    /// Logs a long wait: in the core's log, and in the server's log while there is room.
+    pub(crate) fn log_long_wait(
         &mut self,
-        lock: &LockKey,
+        at: WaiterId,
         read: &Read<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        let Some((_, id)) = self.table.first_unnoticed() else {
+        let Some(lock) = self.lock_of(at).must_exist() else {
             return;
         };
-        self.table.pop_unnoticed();
-        let at = self.held_up_at(id);
         let position = self.table.position(at);
-        let Some(waiter) = self.table.get(at) else {
+        let Some(waiter) = self.table.get(at).must_exist() else {
             return;
         };
         let owner = Rc::clone(&waiter.owner);

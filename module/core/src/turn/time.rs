@@ -50,7 +50,7 @@ impl Locks {
             return Some(0);
         }
         let mono = earlier(self.sessions.next_deadline(), self.agenda.next_clearing());
-        let mono = earlier(mono, self.next_log_at());
+        let mono = earlier(mono, self.log_lines.deadline());
         let mono = mono.map(|at| at.saturating_sub(now.mono_ms));
         let check = self.holds.next_check();
         let check = check.map(|at| at.saturating_sub(now.wall_ms()));
@@ -68,9 +68,6 @@ impl Locks {
             let Some(queue) = self.table.take_lease_over(now) else {
                 break;
             };
-            self.mark_queue(queue);
-        }
-        for queue in self.table.take_looks(now) {
             self.mark_queue(queue);
         }
         self.end_grant_delay(now);

@@ -38,6 +38,7 @@ use crate::memory::state::Locks;
 use crate::values::ids::{MultiId, RecordId};
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
+use crate::values::must_exist::MustExist;
 use crate::values::time::Now;
 use crate::values::token::Token;
 use std::rc::Rc;
@@ -93,8 +94,8 @@ pub struct Turn<'a> {
     pub(super) budget: Budget,
     /// Locks with a pending release whose keys cannot be read now. The timer tries again.
     pub(super) unreadable: Vec<RecordId>,
-    /// How many long waits were looked at.
-    pub(super) noticed: usize,
+    /// How many locks were looked at because their look was due.
+    pub(super) looks: usize,
     /// How often a reading was out of date.
     pub(super) outdated: usize,
     /// The kind of work that the timer does next; none in the turn of a command.
@@ -112,8 +113,8 @@ pub(super) enum Later {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Long waits are logged, and waits that are over are ended.
-    TimeOuts,
+    /// Looks are made, long waits are logged, and waits that are over are ended.
+    Deadlines,
     /// The command is not decided yet.
     Command,
     /// The search for a circle that the wait would close needs the holders of this lock.
@@ -129,11 +130,6 @@ pub const DECISIONS_MAX: usize = 1000;
 /// After this time a turn begins no further decision about others, since some decisions read
 /// thousands of timeout keys.
 const TURN_MAX_MS: i64 = 20;
-
-/// A turn looks at no more long waits than this, and for no longer: waiters whose wait is over must
-/// be told in time.
-const NOTICED_MAX: usize = 100;
-const NOTICING_MAX_MS: i64 = 5;
 
 /// How much a turn may still do for others than its command.
 #[derive(Debug)]
@@ -157,13 +153,11 @@ impl Budget {
     }
 
     pub(super) fn is_spent(&self, now: Now) -> bool {
-        self.decisions == 0 || self.has_taken(TURN_MAX_MS, now)
-    }
-
-    /// Whether the decisions have taken this long.
-    pub(super) fn has_taken(&self, ms: i64, now: Now) -> bool {
         let taken_ms = |begun: i64| now.mono_ms.saturating_sub(begun);
-        self.begun_ms.is_some_and(|begun| taken_ms(begun) >= ms)
+        let has_time = self
+            .begun_ms
+            .is_none_or(|begun| taken_ms(begun) < TURN_MAX_MS);
+        self.decisions == 0 || !has_time
     }
 }
 
@@ -185,10 +179,11 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// The part of the timer's work that writes nothing: long waits, and waits that are over.
+    /// The part of the timer's work that writes nothing: looks at locks with waiters, long waits,
+    /// and waits that are over.
     pub fn of_deadlines() -> Self {
         Self {
-            phase: Phase::TimeOuts,
+            phase: Phase::Deadlines,
             ..Self::empty()
         }
     }
@@ -215,7 +210,7 @@ impl<'a> Turn<'a> {
             outcome: None,
             budget: Budget::of(DECISIONS_MAX),
             unreadable: Vec::new(),
-            noticed: 0,
+            looks: 0,
             outdated: 0,
             later: None,
         }
@@ -285,13 +280,10 @@ impl Locks {
             return None;
         }
         match &turn.phase {
-            Phase::TimeOuts => {
-                // Long waits come before timeouts: a wait that times out just when it becomes long
-                // is logged too.
-                let may_notice =
-                    turn.noticed < NOTICED_MAX && !turn.budget.has_taken(NOTICING_MAX_MS, now);
-                let long = may_notice.then(|| self.next_long_wait(now)).flatten();
-                turn.noticed = turn.noticed.saturating_add(usize::from(long.is_some()));
+            Phase::Deadlines => {
+                // Looks come before timeouts: a wait that times out just when it becomes long is
+                // logged with its holder.
+                let long = self.next_long_wait(turn, now);
                 long.or_else(|| self.next_timeout(turn, now))
             }
             Phase::Command => {
@@ -382,7 +374,7 @@ impl Locks {
         if turn.unreadable.contains(&record) {
             return None;
         }
-        let lock = self.table.lock_of(record)?.clone();
+        let lock = self.table.lock_of(record).must_exist()?.clone();
         let subject = Subject::One(lock, Rc::clone(&release.owner));
         Some(self.task(subject, depth, Purpose::Release(release.mode)))
     }
@@ -423,7 +415,7 @@ impl Locks {
             Mode::Write | Mode::Plain | Mode::Permits => ReadDepth::Whole,
         };
         let (owner, mode, asked) = (Rc::clone(&first.owner), first.mode, first.asked);
-        let lock = self.table.lock_of(record)?.clone();
+        let lock = self.table.lock_of(record).must_exist()?.clone();
         Some(Task {
             asked,
             ..self.task(Subject::One(lock, owner), depth, Purpose::Reconcile(mode))
@@ -443,7 +435,7 @@ impl Locks {
                 return Some(release);
             }
         }
-        let subject = Subject::Several(locks, self.multis.owner(multi)?);
+        let subject = Subject::Several(locks, self.multis.owner(multi).must_exist()?);
         let purpose = Purpose::GrantSeveral(multi);
         Some(self.task(subject, ReadDepth::Brief, purpose))
     }
@@ -477,7 +469,7 @@ impl Locks {
     /// lock.
     fn check_hold_task(&mut self, turn: &Turn<'_>) -> Option<Task> {
         let id = self.holds.first_dirty()?;
-        let hold = self.holds.get(id)?;
+        let hold = self.holds.get(id).must_exist()?;
         let (lock, owner, mode) = (hold.lock.clone(), Rc::clone(&hold.owner), hold.mode);
         let record = self.table.find(lock.as_ref());
         let release = record.and_then(|record| self.release_task(turn, record));
@@ -491,12 +483,12 @@ impl Locks {
             return None;
         }
         let id = self.table.overdue(now)?;
-        let waiter = self.table.get(id)?;
+        let waiter = self.table.get(id).must_exist()?;
         let owner = Rc::clone(&waiter.owner);
         let several = waiter.multi.and_then(|multi| self.multis.locks(multi));
         let subject = match several {
             Some(locks) => Subject::Several(locks, owner),
-            None => Subject::One(self.lock_of(id)?, owner),
+            None => Subject::One(self.lock_of(id).must_exist()?, owner),
         };
         Some(Task {
             asked: waiter.asked,

@@ -15,6 +15,7 @@ use crate::turn::turn::{Outcome, Phase, Turn};
 use crate::values::ids::{SessionRef, WaiterId};
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
+use crate::values::must_exist::MustExist;
 use crate::values::time::{Lease, Now};
 use std::rc::Rc;
 
@@ -126,7 +127,7 @@ impl Locks {
     }
 
     pub(crate) fn decide_search(&mut self, turn: &mut Turn<'_>, read: &Read<'_>, now: Now) {
-        let Some(mut search) = turn.search.take() else {
+        let Some(mut search) = turn.search.take().must_exist() else {
             return turn.finish(Err(CommandError::Unsettled));
         };
         let found = match read {
@@ -154,7 +155,7 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> Option<Joined> {
         let pending_wait = turn.pending_wait.take()?;
-        let terms = Terms::of(turn.command?)?;
+        let terms = Terms::of(turn.command?).must_exist()?;
         let session = self.listened(terms.session).ok()?;
         let (wait, reply_to) = match (terms.wait_mode, client) {
             (WaitMode::Block(wait), Some(BlockedClient { handle, client_id })) => {
@@ -326,7 +327,7 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> Option<()> {
         let (first, others) = waiters.split_first()?;
-        let lock = self.lock_of(*first)?;
+        let lock = self.lock_of(*first).must_exist()?;
         let (reply_to, session) = self.table.take_over(*first, newcomer, now)?;
         for waiter in others {
             self.table.take_over(*waiter, newcomer, now)?;

@@ -106,7 +106,9 @@ impl Crossing {
                 }
             }
         }
-        self.settle()
+        self.settle()?;
+        crate::assert_invariants(&self.locks);
+        Ok(())
     }
 
     /// Whether the wait, if it came to one, was refused.

@@ -23,6 +23,13 @@ fn locks_that_log() -> Locks {
     locks
 }
 
+/// What must be true within the core between two calls. A build for speed has no such checks.
+fn assert_invariants(locks: &Locks) {
+    #[cfg(debug_assertions)]
+    locks.assert_invariants();
+    let _ = locks;
+}
+
 /// Who is told to have a lock, for the log.
 fn first_of(holders: &[Box<[u8]>]) -> Option<HeldBy> {
     holders.first().map(|owner| HeldBy {

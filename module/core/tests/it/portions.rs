@@ -77,6 +77,8 @@ fn fires(
     read: impl Fn(&Task) -> Read<'static>,
 ) -> (Vec<Vec<u8>>, Vec<Effect>) {
     let (mut looked_at, mut effects) = (Vec::new(), Vec::new());
+    let no_wait_is_over = locks.next_task(&mut Turn::of_deadlines(), now);
+    assert_eq!(no_wait_is_over, None);
     locks.passed(now, &mut effects);
     let mut turn = Turn::of_timer().with_budget(decisions);
     while let Some(task) = locks.next_task(&mut turn, now) {

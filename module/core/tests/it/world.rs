@@ -372,12 +372,14 @@ impl World {
     pub(crate) fn step(&mut self, op: &Op) -> Result<Reply, String> {
         self.overlook_shared_holds();
         let (of_core, of_twin) = self.happen(op)?;
+        crate::assert_invariants(&self.locks);
         self.forget_those_who_left();
         if of_core != of_twin {
             return Err(format!("{op:?}: core {of_core:?}, twin {of_twin:?}"));
         }
         if !self.in_multi {
             self.come_to_rest()?;
+            crate::assert_invariants(&self.locks);
             self.overlook_shared_holds();
             let Clock {
                 now, set_back_ms, ..

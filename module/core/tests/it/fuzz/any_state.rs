@@ -47,7 +47,9 @@ fn any_steps(mut core: Core<'_>) {
             break;
         }
         core.step();
+        crate::assert_invariants(&core.locks);
         core.come_to_rest();
+        crate::assert_invariants(&core.locks);
         core.is_consistent();
     }
     core.close_all();

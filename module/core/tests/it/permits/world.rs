@@ -178,7 +178,9 @@ impl World {
         if of_core != of_twin {
             return Err(format!("{op:?}: core {of_core:?}, twin {of_twin:?}"));
         }
+        crate::assert_invariants(&self.locks);
         self.come_to_rest()?;
+        crate::assert_invariants(&self.locks);
         self.compare()?;
         Ok(of_core)
     }

@@ -1,0 +1,151 @@
+//! The invariants of the table between two calls. Tests assert them after each step.
+#![allow(
+    clippy::arithmetic_side_effects,
+    clippy::disallowed_methods,
+    clippy::panic,
+    reason = "only tests run it, and the order of a hash map makes no difference to a sum"
+)]
+
+use crate::memory::table::{LockRecord, LockTable, WaitQueue, Waiter, names_no_limit};
+use crate::values::few::Few;
+use crate::values::ids::{RecordId, WaiterId};
+use crate::values::mode::Mode;
+use std::collections::{BTreeMap, HashMap};
+
+/// How much of each there is in all records and queues together.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Counts {
+    records: usize,
+    waiters: usize,
+    wait_ends: usize,
+    queues: usize,
+    pending: usize,
+    leases_over: usize,
+    looks: usize,
+    writers: usize,
+}
+
+impl LockTable {
+    pub(crate) fn check(&self) {
+        let mut counted = Counts::default();
+        for id in self.in_database(None) {
+            let Some(record) = self.records.get(id.0) else {
+                panic!("{id:?} is no record");
+            };
+            self.check_record(id, record);
+            let waiters = self.check_queue(id, &record.queue);
+            counted.records += 1;
+            counted.waiters += waiters.len();
+            counted.wait_ends += waiters.iter().filter(|of| of.wait_end.is_some()).count();
+            counted.queues += usize::from(!waiters.is_empty());
+            counted.pending += record.pending.len();
+            counted.leases_over += usize::from(record.lease_over_at.is_some());
+            counted.looks += usize::from(record.look_at.is_some());
+            counted.writers += usize::from(record.writer.is_some());
+        }
+        let noted = Counts {
+            records: self.databases.values().map(HashMap::len).sum(),
+            waiters: self
+                .waits
+                .values()
+                .map(|places| places.iter().count())
+                .sum(),
+            wait_ends: self.wait_ends.len(),
+            queues: self.queues,
+            pending: self.pending,
+            leases_over: self.leases_over.len(),
+            looks: self.looks.len(),
+            writers: self.writer_ends.len(),
+        };
+        assert_eq!(counted, noted, "the records, and the table's own numbers");
+        assert_eq!(self.waiters.len(), noted.waiters, "a waiter is in no queue");
+        assert!(self.waits.values().all(|places| !places.is_empty()));
+    }
+
+    fn check_record(&self, id: RecordId, record: &LockRecord) {
+        let LockRecord { lock, queue, .. } = record;
+        let names = self.databases.get(&lock.db);
+        assert_eq!(names.and_then(|names| names.get(&lock.name)), Some(&id));
+        let is_kept = !record.holds.is_empty() || record.writer.is_some();
+        let is_waited_for = queue.length > 0 || !record.pending.is_empty();
+        assert!(is_kept || is_waited_for, "nothing is in {record:?}");
+        assert!(record.holds.iter().all(|(_, modes)| !modes.is_empty()));
+        let is_set = |at: Option<i64>, all: &dyn Fn(i64) -> bool| at.is_none_or(all);
+        assert!(is_set(record.lease_over_at, &|at| self
+            .leases_over
+            .contains(&(at, id))));
+        assert!(is_set(record.look_at, &|at| self.looks.contains(&(at, id))));
+        let writer_end = record.writer.as_ref().map(|writer| writer.ends_at);
+        assert!(is_set(writer_end, &|at| self
+            .writer_ends
+            .contains(&(at, id))));
+        let is_looked_at = record.look_at.is_some() || record.lease_over_at.is_some();
+        assert!(is_waited_for || !is_looked_at, "no waiter: {record:?}");
+        assert!(
+            queue.length == 0 || record.look_at.is_some(),
+            "no look: {record:?}"
+        );
+    }
+
+    /// Walks a queue. Returns its waiters.
+    fn check_queue(&self, id: RecordId, queue: &WaitQueue) -> Vec<&Waiter> {
+        let (mut ahead, mut next, mut walked) = (None, queue.first, Vec::new());
+        let mut multi_queue_waiters = BTreeMap::new();
+        while let Some(at) = next {
+            let Some(waiter) = self.waiters.get(at.0) else {
+                panic!("{at:?} is in the queue {id:?} and is no waiter");
+            };
+            assert_eq!((waiter.ahead, waiter.record), (ahead, id), "{waiter:?}");
+            self.check_waiter(at, waiter);
+            if self.waits.get(&waiter.owner).and_then(Few::only).is_none() {
+                multi_queue_waiters.insert(waiter.order, at);
+            }
+            (ahead, next) = (Some(at), waiter.behind);
+            walked.push(waiter);
+        }
+        assert_eq!(queue.last, ahead);
+        assert_eq!(queue.multi_queue_waiters, multi_queue_waiters);
+        assert!(walked.is_sorted_by(|one, other| one.order < other.order));
+        assert!(walked.last().is_none_or(|last| last.order < queue.joined));
+        let count = |is: fn(&Waiter) -> bool| walked.iter().filter(|of| is(of)).count();
+        let counts = [
+            (queue.length, walked.len()),
+            (queue.multis, count(|of| of.multi.is_some())),
+            (queue.readers, count(|of| of.mode == Mode::Read)),
+            (queue.without_limit, count(|of| names_no_limit(of.asked))),
+        ];
+        let is_right = |(noted, counted)| usize::try_from(noted) == Ok(counted);
+        assert!(counts.into_iter().all(is_right), "{counts:?}");
+        let unnoted = queue
+            .unnoted
+            .map(|id| self.waiters.get(id.0).map(|of| of.record));
+        assert!(unnoted.is_none_or(|record| record == Some(id)), "{queue:?}");
+        let is_unused = queue.joined == 0 && queue.lease_end.is_none();
+        assert!(
+            queue.length > 0 || is_unused,
+            "something is left in {queue:?}"
+        );
+        walked
+    }
+
+    fn check_waiter(&self, id: WaiterId, waiter: &Waiter) {
+        let place = self.waits.get(&waiter.owner);
+        let place = place.and_then(|places| places.get(&waiter.record));
+        assert_eq!(place, Some(&id), "{waiter:?}");
+        let end = waiter.wait_end;
+        assert!(end.is_none_or(|end| self.wait_ends.contains(&(end, id))));
+    }
+
+    /// Whether the key of a lock is looked at again without a job.
+    pub(crate) fn is_looked_at(&self, id: RecordId) -> bool {
+        let record = self.records.get(id.0);
+        record.is_some_and(|record| record.look_at.is_some() || record.lease_over_at.is_some())
+    }
+
+    /// All waiters.
+    pub(crate) fn each_waiter(&self) -> impl Iterator<Item = (WaiterId, &Waiter)> {
+        self.waiters
+            .iter()
+            .map(|(id, waiter)| (WaiterId(id), waiter))
+    }
+}
