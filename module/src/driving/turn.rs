@@ -4,11 +4,11 @@
 
 use crate::clock;
 use crate::driving::pump;
-use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Presence, Scan, Str};
+use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Presence, Str};
 use crate::memory::state;
-use crate::reading::cluster;
 use crate::reading::keys::{Access, OpenLock, READ_ANEW_MAX};
 use crate::reading::read_write::{begin_looks, has_looks, slot_is_settled};
+use crate::reading::{cluster, sweep};
 use crate::writing::effects;
 use rlock_core::{
     CommandError, Effect, LockKey, Mode, Now, Outcome, Purpose, Read, Stored, Subject, Task, Turn,
@@ -139,7 +139,10 @@ impl Step<'_, '_, '_> {
                 self.decide_and_tell(task, Read::Holder(holder));
             }
             Purpose::Sweep => {
-                let (readers, more) = some_gone(&lock, task, self.now);
+                let (readers, more) = match &task.subject {
+                    Subject::One(key, _) => sweep::next_part(&lock, key, self.now),
+                    _ => (Vec::new(), false),
+                };
                 let readers = &readers;
                 let effects = self.decide(task, Read::Gone { readers, more });
                 effects::carry_out(ctx, &mut [lock], owner, effects);
@@ -246,27 +249,6 @@ impl Step<'_, '_, '_> {
 fn first_torn(locks: &[OpenLock<'_>], purpose: Purpose, stored: &[Stored]) -> Option<usize> {
     let mut each = locks.iter().zip(stored);
     each.position(|(lock, stored)| !is_whole(lock, purpose, stored))
-}
-
-/// Some readers, or holders of permits, whose leases are over, from where the last sweep of this
-/// lock stopped. True if the hash has more fields to look at.
-fn some_gone(lock: &OpenLock<'_>, task: &Task, now: Now) -> (Vec<Box<[u8]>>, bool) {
-    let Subject::One(key, _) = &task.subject else {
-        return (Vec::new(), false);
-    };
-    let scan = state::with(|state| state.sweeps.remove(key));
-    let scan = scan.unwrap_or_else(Scan::begin);
-    let mut gone = Vec::new();
-    let more = lock.readers_gone(&scan, now, &mut gone);
-    if more {
-        state::with(|state| state.keep_sweep(key.clone(), scan));
-    }
-    if !lock.is_up_to_date() {
-        // A key expired during the walk. The walk cannot be repeated, so its results are checked
-        // again.
-        gone = lock.read(|lock| lock.still_gone(&gone, now));
-    }
-    (gone, more)
 }
 
 fn access(purpose: Purpose) -> Access {

@@ -1,12 +1,12 @@
 //! A lock's key: opening it, and reading it as plain values.
 
-use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Scan, Str};
+use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Str};
 use crate::memory::state::{self, Words};
 use crate::reading::permits::Question;
-use crate::reading::read_write::ReadWriteHash;
+use crate::reading::read_write::{ReadWriteHash, is_readers};
 use rlock_core::{
     Count, FENCE_FIELD, Hash, HeldBy, MODE_FIELD, Mode, NEVER, Now, PermitsHold, PermitsRequest,
-    ReadDepth, Stored, Task, Token, WRITER_SUFFIX, is_permits_mode,
+    ReadDepth, Stored, Task, Token, is_permits_mode,
 };
 use std::cell::Cell;
 use std::ops::ControlFlow;
@@ -264,41 +264,11 @@ impl<'a> OpenLock<'a> {
         }
     }
 
-    /// The fields of some readers, or holders of permits, whose leases are over, from where an
-    /// earlier walk stopped. True if there are more fields.
-    pub(crate) fn readers_gone(&self, scan: &Scan, now: Now, gone: &mut Vec<Box<[u8]>>) -> bool {
-        if self.is_of_permits() {
-            return self.holders_over(scan, now, gone);
-        }
-        let mode = self.mode();
-        mode.is_some_and(|mode| ReadWriteHash::new(self, &mode).readers_gone(scan, gone))
-    }
-
-    /// Those of the given fields of readers or holders that still exist and whose leases are over.
-    pub(crate) fn still_gone(&self, fields: &[Box<[u8]>], now: Now) -> Vec<Box<[u8]>> {
-        if self.is_of_permits() {
-            let over = fields.iter();
-            let over = over.filter(|field| self.is_holder_over(field, now));
-            return over.cloned().collect();
-        }
-        let Some(mode) = self.mode() else {
-            return Vec::new();
-        };
-        let hash = ReadWriteHash::new(self, &mode);
-        let gone = fields.iter().filter(|field| {
-            let value = self.key.hash_get_one(OwnedStr::new(field).as_str());
-            value.is_some_and(|value| hash.is_gone(field, value.as_str().bytes()))
-        });
-        gone.cloned().collect()
-    }
-
     /// The fields of a read-write lock's readers, with their counts.
     pub(crate) fn reader_fields(&self) -> Holders {
         let mut readers = Vec::new();
         self.key.each_field(|field, value| {
-            let is_reader =
-                field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX);
-            if is_reader {
+            if is_readers(field) {
                 readers.push((field.into(), Count::from_field(value)));
             }
             ControlFlow::Continue(())

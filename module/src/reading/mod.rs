@@ -4,3 +4,4 @@ pub(crate) mod cluster;
 pub(crate) mod keys;
 pub(crate) mod permits;
 pub(crate) mod read_write;
+pub(crate) mod sweep;

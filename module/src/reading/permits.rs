@@ -1,15 +1,12 @@
 //! Reading permits: their hash, and the key of their limit. The core interprets the values.
 
-use crate::ffi::{Key, KeyType, OwnedStr, Scan, Str};
+use crate::ffi::{Key, KeyType, OwnedStr, Str};
 use crate::reading::keys::{OpenLock, go_on_if};
 use rlock_core::{
     FENCE_FIELD, HeldBy, MODE_FIELD, Mode, Now, Permits, PermitsHash, PermitsHold, PermitsHolders,
     PermitsReading, PermitsRequest, ReadDepth, Stored, Task, is_permits_mode, names,
 };
 use std::ops::ControlFlow;
-
-/// How many fields one sweep looks at.
-const SWEPT_AT_ONCE: usize = 1000;
 
 /// The part of a task that is about permits.
 #[derive(Clone, Copy, Default)]
@@ -210,27 +207,4 @@ impl OpenLock<'_> {
         });
         first
     }
-
-    /// Continues a walk through the fields, and collects those of holders whose leases are over.
-    /// True if there are more fields.
-    pub(crate) fn holders_over(&self, scan: &Scan, now: Now, over: &mut Vec<Box<[u8]>>) -> bool {
-        let mut looked_at = 0_usize;
-        self.key.each_field_from(scan, |field, value| {
-            looked_at = looked_at.saturating_add(1);
-            if is_over(value, now) {
-                over.push(field.into());
-            }
-            go_on_if(looked_at < SWEPT_AT_ONCE)
-        })
-    }
-
-    /// Whether this field exists, and its holder's lease is over.
-    pub(crate) fn is_holder_over(&self, field: &[u8], now: Now) -> bool {
-        let value = self.key.hash_get_one(OwnedStr::new(field).as_str());
-        value.is_some_and(|value| is_over(value.as_str().bytes(), now))
-    }
-}
-
-fn is_over(value: &[u8], now: Now) -> bool {
-    PermitsHold::from_field(value).is_some_and(|hold| hold.is_over(now))
 }
