@@ -6,7 +6,7 @@ use crate::clock;
 use crate::driving::pump;
 use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Presence, Str};
 use crate::memory::state;
-use crate::reading::keys::{Access, OpenLock, READ_ANEW_MAX};
+use crate::reading::open_lock::{Access, OpenLock, READ_ANEW_MAX};
 use crate::reading::read_write::{begin_looks, has_looks, slot_is_settled};
 use crate::reading::{cluster, sweep};
 use crate::writing::effects;

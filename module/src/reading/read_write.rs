@@ -4,7 +4,7 @@
 //! lease ends, it lasts as long as the key.
 
 use crate::ffi::{Ctx, Key, KeyType, OwnedStr};
-use crate::reading::keys::{OpenLock, count_true, go_on_if};
+use crate::reading::open_lock::{OpenLock, count_true, go_on_if};
 use rlock_core::{
     Count, FENCE_FIELD, MODE_FIELD, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Text,
     Token, WRITER_SUFFIX, names,

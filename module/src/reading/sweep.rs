@@ -2,7 +2,7 @@
 
 use crate::ffi::{OwnedStr, Scan};
 use crate::memory::state;
-use crate::reading::keys::{OpenLock, go_on_if};
+use crate::reading::open_lock::{OpenLock, go_on_if};
 use crate::reading::read_write::{ReadWriteHash, has_looks};
 use rlock_core::{LockKey, Now, PermitsHold, is_permits_mode};
 
