@@ -3,7 +3,6 @@
 //! A command starts a turn, or the timer in `pump`. The core chooses the tasks and their order.
 
 use crate::clock;
-use crate::driving::pump;
 use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Presence, Str};
 use crate::memory::state;
 use crate::reading::open_lock::{Access, OpenLock, READ_ANEW_MAX};
@@ -25,23 +24,19 @@ pub(crate) enum Named<'a> {
     Several(&'a [Str<'a>], Str<'a>),
 }
 
-/// Runs a turn to its end. Does nothing while another turn's decision is being written. Returns the
-/// moment of the last decision, if both clocks were read for it.
+/// Runs a turn to its end. Does nothing while another turn's decision is being written.
 ///
-/// Arms the timer with that moment, unless the caller must wait. Then the timer is armed when the
-/// caller has joined a queue or was turned away.
-pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, given: Named<'_>) -> Option<Now> {
-    run_then(ctx, turn, given, |_| ())
-}
-
-/// The same, and calls `then` with the outcome as soon as the command is decided: before the next
-/// task, and in the database of the command.
-pub(crate) fn run_then(
+/// Calls `then` with the outcome as soon as the command is decided: before the next task, and in
+/// the database of the command.
+///
+/// Returns the moment of the last decision, and whether both clocks were read for it. The caller
+/// arms the timer.
+pub(crate) fn run(
     ctx: Ctx<'_>,
     turn: &mut Turn<'_>,
     given: Named<'_>,
     then: impl FnOnce(&Result<Outcome, CommandError>),
-) -> Option<Now> {
+) -> (Now, bool) {
     let mut then = Some(then);
     let mut is_full = state::with(|state| state.locks.is_timed());
     let mut now = if is_full {
@@ -68,16 +63,11 @@ pub(crate) fn run_then(
             then(outcome);
         }
     }
-    // A caller that must wait has not joined the queue yet, so the timer would be armed without the
-    // end of its wait.
-    if !matches!(turn.decided(), Some(Ok(Outcome::MustWait { .. }))) {
-        pump::arm_at(ctx, now, is_full);
-    }
     // The last task may have selected another database.
     if roams {
         ctx.select_db(db);
     }
-    is_full.then_some(now)
+    (now, is_full)
 }
 
 /// One task: the reading, the decision and its effects.
