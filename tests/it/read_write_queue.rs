@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use rlock_tests::{Conn, Reply, Server, Version, on_time, until};
+use rlock_tests::{Conn, Feed, Reply, Server, Version, on_time, until};
 
 use crate::events::{ONE_HOUR, next_events, no_events};
 use crate::read_write::{as_fields, fields, takes, timeout};
@@ -151,7 +151,7 @@ fn nor_at_all_the_timeout_keys_that_a_field_claims_to_have() {
 }
 
 #[test]
-fn many_readers_that_never_released_are_swept_some_at_a_time() {
+fn the_timer_removes_many_readers_that_never_released_part_by_part() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "READ");
@@ -159,17 +159,42 @@ fn many_readers_that_never_released_are_swept_some_at_a_time() {
     conn.pipeline(&(0..3000).map(read).collect::<Vec<_>>());
     let renew = |at| format!("RLOCK.RENEW k r{at} 1 READ");
     conn.pipeline(&(0..3000).map(renew).collect::<Vec<_>>());
-    let mut fields = conn.run("HLEN k").int();
-    assert_eq!(fields, 3002, "with alice and the mode");
+    let mut feed = Feed::of(&server);
     until("only alice is left", || {
-        // A reader that begins may bring a sweep with it.
-        conn.pipeline(&["RLOCK.ACQUIRE k bob 30000 READ", "RLOCK.RELEASE k bob READ"]);
-        let left = conn.run("HLEN k").int();
-        // Of a large hash the server shows a bucket at a time, which may hold a few more.
-        assert!(fields - left < 1100, "{} in one sweep", fields - left);
-        fields = left;
-        left == 2
+        // A reader that begins may put the lock on the timer's list, but removes no field itself.
+        let replies = conn.pipeline(&[
+            "MULTI",
+            "HLEN k",
+            "RLOCK.ACQUIRE k bob 30000 READ",
+            "RLOCK.RELEASE k bob READ",
+            "HLEN k",
+            "EXEC",
+        ]);
+        let in_transaction = replies[5].array();
+        assert_eq!(in_transaction[0], in_transaction[3]);
+        in_transaction[3] == 2
     });
+    let news = feed.news();
+    let removed = |part: &[String]| part.iter().filter(|line| line.contains(" r")).count();
+    let parts: Vec<_> = news.split(|line| line == "MULTI").map(removed).collect();
+    assert_eq!(parts.iter().sum::<usize>(), 3000);
+    // Of a large hash the server shows a bucket at a time, which may hold a few more.
+    assert!(parts.iter().all(|part| *part < 1100), "{parts:?}");
+}
+
+#[test]
+fn readers_that_never_release_leave_no_more_fields_for_each_that_comes() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    takes(&mut conn, "alice", "READ");
+    for round in 0..5 {
+        let read = |at| format!("RLOCK.ACQUIRE k r{round}:{at} 1 READ");
+        conn.pipeline(&(0..1000).map(read).collect::<Vec<_>>());
+        until("few are left", || {
+            conn.run("RLOCK.ACQUIRE k bob 1 READ").held();
+            conn.run("HLEN k").int() < 100
+        });
+    }
 }
 
 #[test]
@@ -877,7 +902,7 @@ pub(super) fn nothing_is_written_while_clients_are_paused() {
     let server = Server::builder()
         .config("repl-ping-replica-period 3600")
         .start();
-    let _feed = rlock_tests::Feed::of(&server); // without a replica the offset would not count
+    let _feed = Feed::of(&server); // without a replica the offset would not count
     let mut conn = server.connect();
     takes(&mut conn, "alice", "READ");
     let mut bob = waits(&server, "bob", "WRITE");

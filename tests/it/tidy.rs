@@ -1,5 +1,6 @@
 //! Reads our own tree.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -167,41 +168,66 @@ fn code_of(text: &str) -> String {
         .collect()
 }
 
-/// The first names of all paths from the root of the crate, in a module so deep beneath it.
-fn imports(code: &str, depth: usize) -> Vec<&str> {
-    let (up, mut found) = ("super::".repeat(depth), Vec::new());
-    for root in ["crate::", &up] {
-        for (at, _) in code.match_indices(root) {
-            let is_path =
-                !code[..at].ends_with(|c: char| c == '_' || c == '$' || c.is_alphanumeric());
-            if is_path {
-                found.extend(first_names(&code[at + root.len()..]));
+/// The paths from the root of the crate in a module's code: of all that the code names by `crate::`
+/// or `super::`.
+fn imports<'a>(names: &'a [String], code: &'a str) -> Vec<Vec<&'a str>> {
+    let mut found = Vec::new();
+    for word in ["crate::", "super::"] {
+        for (at, _) in code.match_indices(word) {
+            let before = code[..at].chars().next_back();
+            if before.is_some_and(|c| "_$:".contains(c) || c.is_alphanumeric()) {
+                continue;
             }
+            let mut path = &code[at..];
+            let mut above = names;
+            while let (Some(rest), [upper @ .., _]) = (path.strip_prefix("super::"), above) {
+                (path, above) = (rest, upper);
+            }
+            if let Some(rest) = path.strip_prefix("crate::") {
+                (path, above) = (rest, &[]);
+            }
+            let from_root =
+                |path: Vec<&'a str>| above.iter().map(|name| &**name).chain(path).collect();
+            found.extend(paths(path).into_iter().map(from_root));
         }
     }
     found
 }
 
-/// `a` of `a::b`; `a` and `c` of `{a::{b, d}, c}`.
-fn first_names(path: &str) -> Vec<&str> {
-    let Some(group) = path.strip_prefix('{') else {
-        return vec![first_name(path)];
-    };
-    let (mut names, mut depth, mut is_first) = (Vec::new(), 0, true);
+/// `[a, b]` of `a::b`; `[a, b]`, `[a, d]` and `[c]` of `{a::{b, d}, c}`.
+fn paths(path: &str) -> Vec<Vec<&str>> {
+    if let Some(group) = path.strip_prefix('{') {
+        return elements(group).into_iter().flat_map(paths).collect();
+    }
+    let name = first_name(path);
+    match path[name.len()..].strip_prefix("::").map(paths) {
+        Some(rest) => {
+            let whole = |rest: Vec<_>| [name].into_iter().chain(rest).collect();
+            rest.into_iter().map(whole).collect()
+        }
+        None => vec![vec![name]],
+    }
+}
+
+/// `a::{b, d}` and `c` of `a::{b, d}, c}`: the elements of a group, up to its end.
+fn elements(group: &str) -> Vec<&str> {
+    let (mut elements, mut depth, mut start) = (Vec::new(), 0, 0);
     for (at, char) in group.char_indices() {
         match char {
-            '}' if depth == 0 => break,
             '{' => depth += 1,
-            '}' => depth -= 1,
-            ',' if depth == 0 => is_first = true,
-            _ if is_first && !char.is_whitespace() => {
-                is_first = false;
-                names.push(first_name(&group[at..]));
+            '}' if depth > 0 => depth -= 1,
+            ',' | '}' if depth == 0 => {
+                elements.push(group[start..at].trim());
+                start = at + 1;
+                if char == '}' {
+                    break;
+                }
             }
             _ => {}
         }
     }
-    names
+    elements.retain(|element| !element.is_empty());
+    elements
 }
 
 fn first_name(path: &str) -> &str {
@@ -213,7 +239,10 @@ fn first_name(path: &str) -> &str {
 fn paths_of_imports_are_read_as_the_compiler_reads_them() {
     let code = "use crate::a::{b, c};\nuse crate::{\n    d::{e, f},\n    g,\n};\nh(crate::i());\n\
                 use super::super::j;\nuse super::k;\n$crate::l!();";
-    assert_eq!(imports(code, 2), ["a", "d", "g", "i", "j"]);
+    let names = ["m", "n"].map(str::to_owned);
+    let found = imports(&names, code);
+    let found: Vec<_> = found.iter().map(|path| path.join(" ")).collect();
+    assert_eq!(found, ["a b", "a c", "d e", "d f", "g", "i", "j", "m k"]);
 }
 
 #[test]
@@ -222,8 +251,9 @@ fn imports_between_floors_point_downward() {
         let (mut upward, mut seen) = (Vec::new(), 0);
         for (names, code) in of.files() {
             let module = &names[0];
-            for imported in imports(&code, names.len()) {
+            for path in imports(&names, &code) {
                 seen += 1;
+                let imported = path[0];
                 let (from, to) = (of.floor(module), of.floor(imported));
                 if imported != module && to <= from && to < of.floors.len() {
                     upward.push(format!("{} imports {imported}", names.join("/")));
@@ -235,6 +265,68 @@ fn imports_between_floors_point_downward() {
     }
 }
 
+/// The imports between files that import each other in a circle.
+fn circles(files: &[(Vec<String>, String)]) -> BTreeSet<(String, String)> {
+    let known: BTreeSet<String> = files.iter().map(|(names, _)| names.join("/")).collect();
+    let file = |path: Vec<&str>| {
+        let lengths = (1..=path.len()).rev();
+        lengths
+            .map(|len| path[..len].join("/"))
+            .find(|name| known.contains(name))
+    };
+    let mut left = BTreeSet::new();
+    for (names, code) in files {
+        let from = names.join("/");
+        let imported = imports(names, code).into_iter().filter_map(file);
+        left.extend(
+            imported
+                .filter(|to| *to != from)
+                .map(|to| (from.clone(), to)),
+        );
+    }
+    // Takes away the imports of files that no file left imports, and of those that import none.
+    loop {
+        let is_imported = |name: &String| left.iter().any(|(_, to)| to == name);
+        let imports_any = |name: &String| left.iter().any(|(from, _)| from == name);
+        let is_inside =
+            |import: &&(String, String)| is_imported(&import.0) && imports_any(&import.1);
+        let inside: BTreeSet<_> = left.iter().filter(is_inside).cloned().collect();
+        if inside.len() == left.len() {
+            return left;
+        }
+        left = inside;
+    }
+}
+
+#[test]
+fn files_that_import_each_other_are_found() {
+    let file = |name: &str, code: &str| {
+        let names = name.split('/').map(str::to_owned).collect();
+        (names, code.to_owned())
+    };
+    let files = [
+        file("a/top", "use crate::a::b::C;"),
+        file("a/b", "use crate::{a::{c::D, below}, e};"),
+        file("a/c", "use super::b;"),
+        file("a/below", ""),
+        file("e", "use std::fs;"),
+    ];
+    let found = circles(&files);
+    let found: Vec<_> = found
+        .iter()
+        .map(|(from, to)| format!("{from} {to}"))
+        .collect();
+    assert_eq!(found, ["a/b a/c", "a/c a/b"]);
+}
+
+#[test]
+fn no_files_import_each_other_in_a_circle() {
+    for of in CRATES.iter().filter(|of| of.has_no_root) {
+        let circles = circles(&of.files());
+        assert!(circles.is_empty(), "{}: {circles:#?}", of.sources);
+    }
+}
+
 #[test]
 fn no_file_imports_from_the_root_of_its_crate() {
     for of in CRATES.iter().filter(|of| of.has_no_root) {
@@ -242,9 +334,9 @@ fn no_file_imports_from_the_root_of_its_crate() {
         let is_module = |name: &str| files.iter().any(|(names, _)| names[0] == name);
         let mut from_root = Vec::new();
         for (names, code) in &files {
-            let imports = imports(code, names.len());
-            let foreign = imports.iter().filter(|import| !is_module(import));
-            from_root.extend(foreign.map(|import| format!("{}: {import}", names.join("/"))));
+            let imports = imports(names, code);
+            let foreign = imports.iter().filter(|path| !is_module(path[0]));
+            from_root.extend(foreign.map(|path| format!("{}: {}", names.join("/"), path[0])));
         }
         assert!(from_root.is_empty(), "{}: {from_root:#?}", of.sources);
     }

@@ -11,7 +11,7 @@
 use super::{KEY, check_slot, decide_number};
 use crate::driving::turn::Named;
 use crate::ffi::{self, Args, Command, Ctx, Keys, Spec};
-use crate::reading::keys::{Access, OpenLock};
+use crate::reading::open_lock::{Access, OpenLock};
 use rlock_core::{CommandError, Mode, request};
 
 pub(super) struct Break;

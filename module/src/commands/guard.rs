@@ -9,7 +9,8 @@
 use super::{KEY, MODE, OWNER, TOKEN, check_slot};
 use crate::commands::guarded::GuardedCommand;
 use crate::config;
-use crate::driving::turn::{self, Named};
+use crate::driving::pump;
+use crate::driving::turn::Named;
 use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use rlock_core::{CommandError, Outcome, Turn, request};
 
@@ -54,7 +55,7 @@ impl Command for Guard {
         let asked = rlock_core::Command::Guard(&request);
         let mut turn = Turn::of(asked, ctx.db(), config::waiters_per_lock_max());
         // The command runs before the rest of the turn, which could end the hold.
-        turn::run_then(ctx, &mut turn, given, |outcome| {
+        pump::run_command(ctx, &mut turn, given, |outcome| {
             if let Ok(Outcome::Guards) = outcome {
                 command.run(ctx);
             }

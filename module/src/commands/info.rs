@@ -19,7 +19,7 @@ use super::KEY;
 use crate::clock;
 use crate::ffi::{Access, Args, Command, Ctx, KeyType, Keys, Spec};
 use crate::memory::state;
-use crate::reading::keys::{self, OpenLock};
+use crate::reading::open_lock::{self, OpenLock};
 use crate::reading::read_write::{ReadWriteHash, begin_looks};
 use crate::writing::reply::{self, HolderReport, LockReport, PermitsReport};
 use rlock_core::{
@@ -45,7 +45,7 @@ impl Command for Info {
         request::KeyOnly::parse(args.bytes())?;
         let now = clock::now();
         let name = args.at(1)?;
-        let lock = OpenLock::open(ctx, name, keys::Access::Read);
+        let lock = OpenLock::open(ctx, name, open_lock::Access::Read);
         let at = LockRef {
             db: ctx.db(),
             name: name.bytes(),

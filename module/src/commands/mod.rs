@@ -21,7 +21,8 @@ mod sessions;
 mod wait;
 
 use crate::config;
-use crate::driving::turn::{self, Named};
+use crate::driving::pump;
+use crate::driving::turn::Named;
 use crate::ffi::{Args, Argument, ArgumentKind, Ctx, OwnedStr, Str, register};
 use crate::reading::read_write::slot_is_settled;
 use rlock_core::request::NamedKey;
@@ -54,7 +55,7 @@ fn decide(
     given: Named<'_>,
 ) -> Result<Outcome, CommandError> {
     let mut turn = Turn::of(command, ctx.db(), config::waiters_per_lock_max());
-    turn::run(ctx, &mut turn, given);
+    pump::run_command(ctx, &mut turn, given, |_| ());
     turn.outcome()
 }
 

@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::config;
-use crate::driving::turn::{self, Named};
+use crate::driving::turn::Named;
 use crate::driving::{blocking, changes, pump};
 use crate::ffi::{Ctx, Str};
 use crate::memory::state;
@@ -25,7 +25,7 @@ pub(super) fn acquire(
     given: Named<'_>,
 ) -> Result<bool, CommandError> {
     let mut turn = Turn::of(command, ctx.db(), config::waiters_per_lock_max());
-    let decided_at = turn::run(ctx, &mut turn, given);
+    let decided_at = pump::run_command(ctx, &mut turn, given, |_| ());
     match turn
         .outcome()
         .map_err(|error| as_far_as_readable(ctx, error))?

@@ -9,7 +9,7 @@ use crate::clock;
 use crate::driving::pump;
 use crate::ffi::{self, Blocking, Ctx, Handle, OwnedStr};
 use crate::memory::state::{self, Blocked, Granted, Listening};
-use crate::reading::keys::{Access, OpenLock};
+use crate::reading::open_lock::{Access, OpenLock};
 use crate::reading::read_write::begin_looks;
 use crate::writing::reply;
 use rlock_core::{BlockedClient, CommandError, Joined, Wait, WaitOutcome};

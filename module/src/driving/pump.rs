@@ -11,7 +11,25 @@ use crate::ffi::{self, Ctx, Timer, Timers};
 use crate::memory::state::{self, Armed};
 use crate::reading::cluster;
 use crate::writing::effects;
-use rlock_core::{Effect, Locks, Now, Turn};
+use rlock_core::{CommandError, Effect, Locks, Now, Outcome, Turn};
+
+/// Runs the turn of a command, and arms the timer. Returns the moment of the last decision, if both
+/// clocks were read for it.
+///
+/// If the caller must wait, the timer is armed later, when the caller has joined a queue or was
+/// turned away: now the end of its wait is not known yet.
+pub(crate) fn run_command(
+    ctx: Ctx<'_>,
+    turn: &mut Turn<'_>,
+    given: Named<'_>,
+    then: impl FnOnce(&Result<Outcome, CommandError>),
+) -> Option<Now> {
+    let (now, is_full) = turn::run(ctx, turn, given, then);
+    if !matches!(turn.decided(), Some(Ok(Outcome::MustWait { .. }))) {
+        arm_at(ctx, now, is_full);
+    }
+    is_full.then_some(now)
+}
 
 /// Arms the timer for the next deadline, or stops it if nothing is due: the server refuses to
 /// unload a module that has a timer. So do we while anything is due.
@@ -26,7 +44,7 @@ pub(crate) fn arm(ctx: Ctx<'_>, now: Now) {
 /// The same. If `is_full` is false, only the wall clock was read for `now`. Then both clocks are
 /// read where the monotonic one counts: for the deadlines, or for the timer.
 #[inline]
-pub(crate) fn arm_at(ctx: Ctx<'_>, now: Now, is_full: bool) {
+fn arm_at(ctx: Ctx<'_>, now: Now, is_full: bool) {
     // The common case: no client waits, and no session holds anything.
     let is_idle = state::with(|state| state.timer.is_none() && state.locks.is_quiet());
     if !is_idle {
@@ -163,7 +181,7 @@ fn run(ctx: Ctx<'_>) -> Option<Retry> {
     if flags.loading() {
         return Some(Retry);
     }
-    turn::run(ctx, &mut Turn::of_deadlines(), Named::Nothing);
+    turn::run(ctx, &mut Turn::of_deadlines(), Named::Nothing, |_| ());
     without_keys(ctx, Locks::passed);
     if flags.replica() {
         // A replica grants and releases nothing, and marks that stay would keep the timer firing. A
@@ -176,6 +194,6 @@ fn run(ctx: Ctx<'_>) -> Option<Retry> {
     if ffi::writes_are_paused() || ctx.writes_are_denied() {
         return Some(Retry);
     }
-    turn::run(ctx, &mut Turn::of_timer(), Named::Nothing);
+    turn::run(ctx, &mut Turn::of_timer(), Named::Nothing, |_| ());
     None
 }

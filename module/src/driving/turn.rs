@@ -3,12 +3,11 @@
 //! A command starts a turn, or the timer in `pump`. The core chooses the tasks and their order.
 
 use crate::clock;
-use crate::driving::pump;
-use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Presence, Scan, Str};
+use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Presence, Str};
 use crate::memory::state;
-use crate::reading::cluster;
-use crate::reading::keys::{Access, OpenLock, READ_ANEW_MAX};
+use crate::reading::open_lock::{Access, OpenLock, READ_ANEW_MAX};
 use crate::reading::read_write::{begin_looks, has_looks, slot_is_settled};
+use crate::reading::{cluster, sweep};
 use crate::writing::effects;
 use rlock_core::{
     CommandError, Effect, LockKey, Mode, Now, Outcome, Purpose, Read, Stored, Subject, Task, Turn,
@@ -25,23 +24,19 @@ pub(crate) enum Named<'a> {
     Several(&'a [Str<'a>], Str<'a>),
 }
 
-/// Runs a turn to its end. Does nothing while another turn's decision is being written. Returns the
-/// moment of the last decision, if both clocks were read for it.
+/// Runs a turn to its end. Does nothing while another turn's decision is being written.
 ///
-/// Arms the timer with that moment, unless the caller must wait. Then the timer is armed when the
-/// caller has joined a queue or was turned away.
-pub(crate) fn run(ctx: Ctx<'_>, turn: &mut Turn<'_>, given: Named<'_>) -> Option<Now> {
-    run_then(ctx, turn, given, |_| ())
-}
-
-/// The same, and calls `then` with the outcome as soon as the command is decided: before the next
-/// task, and in the database of the command.
-pub(crate) fn run_then(
+/// Calls `then` with the outcome as soon as the command is decided: before the next task, and in
+/// the database of the command.
+///
+/// Returns the moment of the last decision, and whether both clocks were read for it. The caller
+/// arms the timer.
+pub(crate) fn run(
     ctx: Ctx<'_>,
     turn: &mut Turn<'_>,
     given: Named<'_>,
     then: impl FnOnce(&Result<Outcome, CommandError>),
-) -> Option<Now> {
+) -> (Now, bool) {
     let mut then = Some(then);
     let mut is_full = state::with(|state| state.locks.is_timed());
     let mut now = if is_full {
@@ -68,16 +63,11 @@ pub(crate) fn run_then(
             then(outcome);
         }
     }
-    // A caller that must wait has not joined the queue yet, so the timer would be armed without the
-    // end of its wait.
-    if !matches!(turn.decided(), Some(Ok(Outcome::MustWait { .. }))) {
-        pump::arm_at(ctx, now, is_full);
-    }
     // The last task may have selected another database.
     if roams {
         ctx.select_db(db);
     }
-    is_full.then_some(now)
+    (now, is_full)
 }
 
 /// One task: the reading, the decision and its effects.
@@ -139,7 +129,10 @@ impl Step<'_, '_, '_> {
                 self.decide_and_tell(task, Read::Holder(holder));
             }
             Purpose::Sweep => {
-                let (readers, more) = some_gone(&lock, task, self.now);
+                let (readers, more) = match &task.subject {
+                    Subject::One(key, _) => sweep::next_part(&lock, key, self.now),
+                    _ => (Vec::new(), false),
+                };
                 let readers = &readers;
                 let effects = self.decide(task, Read::Gone { readers, more });
                 effects::carry_out(ctx, &mut [lock], owner, effects);
@@ -246,27 +239,6 @@ impl Step<'_, '_, '_> {
 fn first_torn(locks: &[OpenLock<'_>], purpose: Purpose, stored: &[Stored]) -> Option<usize> {
     let mut each = locks.iter().zip(stored);
     each.position(|(lock, stored)| !is_whole(lock, purpose, stored))
-}
-
-/// Some readers, or holders of permits, whose leases are over, from where the last sweep of this
-/// lock stopped. True if the hash has more fields to look at.
-fn some_gone(lock: &OpenLock<'_>, task: &Task, now: Now) -> (Vec<Box<[u8]>>, bool) {
-    let Subject::One(key, _) = &task.subject else {
-        return (Vec::new(), false);
-    };
-    let scan = state::with(|state| state.sweeps.remove(key));
-    let scan = scan.unwrap_or_else(Scan::begin);
-    let mut gone = Vec::new();
-    let more = lock.readers_gone(&scan, now, &mut gone);
-    if more {
-        state::with(|state| state.keep_sweep(key.clone(), scan));
-    }
-    if !lock.is_up_to_date() {
-        // A key expired during the walk. The walk cannot be repeated, so its results are checked
-        // again.
-        gone = lock.read(|lock| lock.still_gone(&gone, now));
-    }
-    (gone, more)
 }
 
 fn access(purpose: Purpose) -> Access {

@@ -58,8 +58,8 @@ pub(crate) struct State {
     pub(crate) changes_applied: u64,
     /// How many were refused, because they could not be understood.
     pub(crate) changes_refused: u64,
-    /// How far the readers or holders of permits of a lock were swept, for locks with many.
-    pub(crate) sweeps: HashMap<LockKey, Scan>,
+    /// The lock that is being swept, and how far it was.
+    pub(crate) sweep: Option<(LockKey, Scan)>,
     /// The decisions about commands that RLOCK.GUARD was asked to run.
     pub(crate) guarded: HashMap<Box<[u8]>, Result<Guarded, NotGuarded>>,
     /// Strings of the server that every command uses.
@@ -71,9 +71,6 @@ pub(crate) struct Armed {
     pub(crate) timer: Timer,
     pub(crate) due: Now,
 }
-
-/// With more partly swept locks than this, all sweeps start again from the beginning.
-const SWEEPS_MAX: usize = 1000;
 
 /// Strings that are made once and used again.
 pub(crate) struct Words {
@@ -262,14 +259,6 @@ impl State {
             self.own_event = None;
         }
         is_own
-    }
-
-    /// Keeps the position of a sweep: the next one goes on there.
-    pub(crate) fn keep_sweep(&mut self, lock: LockKey, scan: Scan) {
-        if self.sweeps.len() >= SWEEPS_MAX {
-            self.sweeps.clear();
-        }
-        self.sweeps.insert(lock, scan);
     }
 
     /// Forgets a client that the server keeps blocked no longer.

@@ -1,15 +1,12 @@
 //! Reading permits: their hash, and the key of their limit. The core interprets the values.
 
-use crate::ffi::{Key, KeyType, OwnedStr, Scan, Str};
-use crate::reading::keys::{OpenLock, go_on_if};
+use crate::ffi::{Key, KeyType, OwnedStr, Str};
+use crate::reading::open_lock::{OpenLock, go_on_if};
 use rlock_core::{
     FENCE_FIELD, HeldBy, MODE_FIELD, Mode, Now, Permits, PermitsHash, PermitsHold, PermitsHolders,
-    PermitsReading, PermitsRequest, ReadDepth, Stored, Task, is_permits_mode, names,
+    PermitsReading, PermitsRequest, ReadDepth, Stored, Task, names,
 };
 use std::ops::ControlFlow;
-
-/// How many fields one sweep looks at.
-const SWEPT_AT_ONCE: usize = 1000;
 
 /// The part of a task that is about permits.
 #[derive(Clone, Copy, Default)]
@@ -45,20 +42,6 @@ impl From<PermitsRequest> for Question {
 pub(crate) type HolderField = (Box<[u8]>, Option<PermitsHold>);
 
 impl OpenLock<'_> {
-    /// Whether it holds permits. Only the `mode` field counts, not the other fields.
-    pub(crate) fn is_of_permits(&self) -> bool {
-        self.key.key_type() == KeyType::Hash
-            && self
-                .mode()
-                .is_some_and(|mode| is_permits_mode(mode.as_str().bytes()))
-    }
-
-    /// Whether it is a read-write lock.
-    pub(crate) fn is_read_write(&self) -> bool {
-        self.mode()
-            .is_some_and(|mode| !is_permits_mode(mode.as_str().bytes()))
-    }
-
     /// The stored state where nobody holds permits, or the hash does not exist.
     pub(crate) fn load_no_permits(&self, question: Question, now: Now) -> Stored {
         let limit = self.limit_value();
@@ -83,16 +66,13 @@ impl OpenLock<'_> {
         hash.stored(is_about_permits)
     }
 
-    /// The stored state for a queue whose first waiter waits for permits, and the other holders.
-    pub(crate) fn load_for_queue(
+    /// The same for a queue whose first waiter waits for permits, with the other holders.
+    pub(crate) fn load_permits_for_queue(
         &self,
         owner: Str<'_>,
         task: &Task,
         now: Now,
     ) -> (Stored, PermitsHolders) {
-        if !self.is_of_permits() {
-            return (self.load(owner, task, now), PermitsHolders::default());
-        }
         let limit = self.limit_value();
         let reading = PermitsReading::new(owner.bytes(), task.asked, limit.as_deref(), now);
         let own = self.key.hash_get_one(owner);
@@ -130,22 +110,6 @@ impl OpenLock<'_> {
         }
         let (hash, others) = reading.found_with_others(ends_at);
         (hash.with_hash(true), others)
-    }
-
-    /// The state of permits for this request, by an owner that holds none.
-    pub(crate) fn load_asked(&self, asked: PermitsRequest, now: Now) -> Stored {
-        let question = Question::from(asked);
-        let loaded = match self.key.key_type() {
-            KeyType::Hash if self.is_of_permits() => {
-                let nobody = self.words.mode.as_str();
-                self.load_permits(nobody, None, ReadDepth::Whole, question, now)
-            }
-            _ => self.load_for_holder(now).0,
-        };
-        if loaded.is_free() {
-            return self.load_no_permits(question, now);
-        }
-        loaded
     }
 
     /// The limit that RLOCK.LIMIT set, if the value is a valid one.
@@ -210,27 +174,4 @@ impl OpenLock<'_> {
         });
         first
     }
-
-    /// Continues a walk through the fields, and collects those of holders whose leases are over.
-    /// True if there are more fields.
-    pub(crate) fn holders_over(&self, scan: &Scan, now: Now, over: &mut Vec<Box<[u8]>>) -> bool {
-        let mut looked_at = 0_usize;
-        self.key.each_field_from(scan, |field, value| {
-            looked_at = looked_at.saturating_add(1);
-            if is_over(value, now) {
-                over.push(field.into());
-            }
-            go_on_if(looked_at < SWEPT_AT_ONCE)
-        })
-    }
-
-    /// Whether this field exists, and its holder's lease is over.
-    pub(crate) fn is_holder_over(&self, field: &[u8], now: Now) -> bool {
-        let value = self.key.hash_get_one(OwnedStr::new(field).as_str());
-        value.is_some_and(|value| is_over(value.as_str().bytes(), now))
-    }
-}
-
-fn is_over(value: &[u8], now: Now) -> bool {
-    PermitsHold::from_field(value).is_some_and(|hold| hold.is_over(now))
 }

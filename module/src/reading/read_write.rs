@@ -3,8 +3,8 @@
 //! Other programs can write anything into fields and keys. If these do not tell when a reader's
 //! lease ends, it lasts as long as the key.
 
-use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Scan};
-use crate::reading::keys::{OpenLock, count_true, go_on_if};
+use crate::ffi::{Ctx, Key, KeyType, OwnedStr};
+use crate::reading::open_lock::{OpenLock, count_true, go_on_if};
 use rlock_core::{
     Count, FENCE_FIELD, MODE_FIELD, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Text,
     Token, WRITER_SUFFIX, names,
@@ -278,7 +278,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 first = self.hold(field, value, LATEST, true).or(first.take());
             }
             let is_found = first.is_some() && (is_writers || self.mode == ModeField::Read);
-            go_on_if(!is_found && looked_at < SWEPT_AT_ONCE)
+            go_on_if(!is_found && looked_at < FIELDS_FOR_ONE)
         });
         first
     }
@@ -314,26 +314,13 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         })
     }
 
-    /// Continues a walk through the fields, and collects those of readers whose leases are over.
-    /// True if there are more fields: many readers are not looked at all at once.
-    pub(crate) fn readers_gone(&self, scan: &Scan, gone: &mut Vec<Box<[u8]>>) -> bool {
-        let mut looked_at = 0_usize;
-        self.lock.key.each_field_from(scan, |field, value| {
-            looked_at = looked_at.saturating_add(1);
-            let is_reader =
-                field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX);
-            if is_reader && self.is_gone(field, value) {
-                gone.push(field.into());
-            }
-            go_on_if(looked_at < SWEPT_AT_ONCE && !self.is_partial.get())
-        })
-    }
-
-    /// Whether a reader with this value in its field has no live lease.
-    pub(crate) fn is_gone(&self, reader: &[u8], value: &[u8]) -> bool {
-        let count = Count::from_field(value);
-        self.read_hold(reader, count, false, usize::MAX, false)
-            .is_none()
+    /// Whether this is the field of a reader whose lease is over.
+    pub(crate) fn is_reader_over(&self, field: &[u8], value: &[u8]) -> bool {
+        let hold = || {
+            let count = Count::from_field(value);
+            self.read_hold(field, count, false, usize::MAX, false)
+        };
+        is_readers(field) && hold().is_none()
     }
 }
 
@@ -343,8 +330,8 @@ const LATEST: usize = 16;
 /// How many fields are looked at if one of them is another writer's, whose lease is the key's.
 const BESIDE_A_WRITER: usize = 1000;
 
-/// How many fields one sweep looks at, each reader by its timeout keys.
-const SWEPT_AT_ONCE: usize = 1000;
+/// How many fields are looked at to find one hold.
+const FIELDS_FOR_ONE: usize = 1000;
 
 /// A hold of a read-write lock, for INFO, the log and the deadlock search.
 pub(crate) struct ReadWriteHold {
@@ -367,6 +354,11 @@ struct OtherHolders {
 struct Timeout {
     token: Option<Token>,
     ends_at: i64,
+}
+
+/// Whether a field of the hash is a reader's.
+pub(crate) fn is_readers(field: &[u8]) -> bool {
+    field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX)
 }
 
 /// The field of an owner as the writer.

@@ -2,7 +2,7 @@
 
 use crate::ffi::{self, Ctx, EventClass, Key, KeyType, OwnedStr, Str};
 use crate::memory::state::{self, Blocked, Granted, Words};
-use crate::reading::keys::OpenLock;
+use crate::reading::open_lock::OpenLock;
 use crate::reading::read_write::{timeout_key, writer_field};
 use crate::writing::publish;
 use crate::writing::replicate::{Made, Stream};

@@ -14,7 +14,7 @@
 use crate::config::REPLICATE;
 use crate::ffi::{self, Ctx, Field, OwnedStr, Str};
 use crate::memory::state;
-use crate::reading::keys::OpenLock;
+use crate::reading::open_lock::OpenLock;
 use crate::writing::publish;
 use rlock_core::change::ChangeWriter;
 use rlock_core::{Effect, Text, Write};

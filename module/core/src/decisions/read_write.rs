@@ -23,8 +23,8 @@ use crate::values::token::Token;
 use std::rc::Rc;
 
 /// Readers that never release leave their fields in the hash for as long as others read. One in
-/// this many new readers, picked by its token, has some of these fields removed. So the hash does
-/// not grow without bound, and the readers share the cost.
+/// this many new readers, picked by its token, has the timer remove these fields. So the hash does
+/// not grow without bound.
 const SWEEP_EVERY: i64 = 64;
 
 impl Decision<'_> {

@@ -160,6 +160,16 @@ impl Stored {
     }
 }
 
+impl PermitsHash {
+    /// The stored value, for a task that [is about permits](crate::Task::is_about_permits) or not.
+    pub fn stored(self, is_about_permits: bool) -> Stored {
+        if self.is_free() && !is_about_permits {
+            return Stored::NoHolder;
+        }
+        Stored::Permits(self)
+    }
+}
+
 /// A holder of a lock: the only one, or one of several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldBy {

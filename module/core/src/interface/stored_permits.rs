@@ -5,7 +5,6 @@
 //! is no hold.
 
 use crate::interface::depth::ReadDepth;
-use crate::interface::stored::Stored;
 use crate::values::limits::{INTEGER_MAX, PERMITS_MAX};
 use crate::values::names::{FENCE_FIELD, MODE_FIELD, PERMITS_MODE};
 use crate::values::number::{self, Text};
@@ -154,14 +153,6 @@ impl PermitsHash {
     #[must_use]
     pub fn with_hash(self, is_there: bool) -> Self {
         Self { is_there, ..self }
-    }
-
-    /// The stored value, for a task that [is about permits](crate::Task::is_about_permits) or not.
-    pub fn stored(self, is_about_permits: bool) -> Stored {
-        if self.is_free() && !is_about_permits {
-            return Stored::NoHolder;
-        }
-        Stored::Permits(self)
     }
 
     /// The hash after a grant until `ends_at` to an owner that held none.

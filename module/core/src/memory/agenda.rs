@@ -22,31 +22,29 @@ pub(crate) struct Agenda {
     now: VecDeque<Job>,
     /// Locks whose keys may have changed, or at which a hold must end.
     later: VecDeque<Job>,
-    /// A lock from whose hash the fields of holders whose leases are over must be removed.
-    sweep: Option<LockKey>,
-    /// Read-write locks with more readers than one decision may look at. The fields of readers
-    /// whose leases are over are removed from their hashes part by part.
-    crowded: VecDeque<Crowded>,
+    /// Locks whose hashes may have fields of readers, or of holders of permits, whose leases are
+    /// over. The timer removes these fields part by part, at one lock after the other.
+    sweeps: VecDeque<Sweep>,
     /// When the next part may be swept, monotonic, in milliseconds.
-    next_clearing: i64,
+    next_sweep: i64,
     /// How many writers' tokens must be checked, and the last one that was.
     writers_to_check: usize,
     last_writer: Option<(i64, RecordId)>,
 }
 
-/// A read-write lock whose readers are checked part by part.
+/// A lock whose hash is swept part by part.
 #[derive(Debug)]
-struct Crowded {
+struct Sweep {
     lock: LockKey,
     /// Whether a field was removed.
-    any_gone: bool,
+    any_removed: bool,
 }
 
-/// One part of one crowded lock is swept in this interval. A part takes a millisecond or two.
-const CLEARED_EVERY_MS: i64 = 10;
+/// One part of one lock is swept in this interval. A part takes a millisecond or two.
+const SWEPT_EVERY_MS: i64 = 10;
 
-/// At most this many crowded locks are on the list. Another one is added when it is read again.
-const CROWDED_MAX: usize = 1000;
+/// At most this many locks are on the list. Another one is added when it gives cause again.
+const SWEEPS_MAX: usize = 1000;
 
 impl Agenda {
     pub(crate) fn is_empty(&self) -> bool {
@@ -56,17 +54,17 @@ impl Agenda {
     /// Whether there are no jobs, now or later.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
-        self.is_empty() && self.is_idle() && self.crowded.is_empty()
+        self.is_empty() && self.is_idle() && self.sweeps.is_empty()
     }
 
     /// Whether this turn has nothing to do beside its command.
     pub(crate) fn is_idle(&self) -> bool {
-        self.now.is_empty() && self.sweep.is_none() && self.writers_to_check == 0
+        self.now.is_empty() && self.writers_to_check == 0
     }
 
     /// Forgets all jobs. Returns the multi-waits that were among them.
     pub(crate) fn clear(&mut self) -> Vec<MultiId> {
-        self.crowded.clear();
+        self.sweeps.clear();
         let jobs = self.now.drain(..).chain(self.later.drain(..));
         let multi = |job| match job {
             Job::Multi(multi) => Some(multi),
@@ -91,52 +89,37 @@ impl Agenda {
         self.now.pop_front();
     }
 
+    /// Adds a lock to sweep.
     pub(crate) fn add_sweep(&mut self, lock: LockRef<'_>) {
-        self.sweep = Some(LockKey::from(lock));
-    }
-
-    pub(crate) fn sweep(&self) -> Option<&LockKey> {
-        self.sweep.as_ref()
-    }
-
-    pub(crate) fn swept(&mut self) {
-        self.sweep = None;
-    }
-
-    /// Adds a lock with more readers than one decision may look at.
-    pub(crate) fn add_crowded(&mut self, lock: LockKey) {
-        let is_known = self.crowded.iter().any(|crowded| crowded.lock == lock);
-        if !is_known && self.crowded.len() < CROWDED_MAX {
-            let any_gone = false;
-            self.crowded.push_back(Crowded { lock, any_gone });
+        let is_known = self.sweeps.iter().any(|sweep| sweep.lock.as_ref() == lock);
+        if !is_known && self.sweeps.len() < SWEEPS_MAX {
+            self.sweeps.push_back(Sweep {
+                lock: LockKey::from(lock),
+                any_removed: false,
+            });
         }
     }
 
-    /// When the next crowded lock must be swept, monotonic, in milliseconds.
-    pub(crate) fn next_clearing(&self) -> Option<i64> {
-        (!self.crowded.is_empty()).then_some(self.next_clearing)
+    /// When the next part must be swept, monotonic, in milliseconds.
+    pub(crate) fn next_sweep(&self) -> Option<i64> {
+        (!self.sweeps.is_empty()).then_some(self.next_sweep)
     }
 
-    /// The crowded lock that must be swept now.
-    pub(crate) fn crowded(&self, now: Now) -> Option<&LockKey> {
-        let first = self.crowded.front()?;
-        (now.mono_ms >= self.next_clearing).then_some(&first.lock)
+    /// The lock to sweep a part of now.
+    pub(crate) fn due_sweep(&self, now: Now) -> Option<&LockKey> {
+        let first = self.sweeps.front()?;
+        (now.mono_ms >= self.next_sweep).then_some(&first.lock)
     }
 
-    /// A part of a lock's readers was checked. True if the lock is crowded, this was its last part,
-    /// and a field was removed since the lock came onto the list.
-    pub(crate) fn cleared(&mut self, lock: &LockKey, any_gone: bool, more: bool, now: Now) -> bool {
-        let place = self.crowded.iter().position(|of| of.lock == *lock);
-        let Some(mut crowded) = place.and_then(|place| self.crowded.remove(place)) else {
-            return false;
-        };
-        self.next_clearing = now.mono_ms.saturating_add(CLEARED_EVERY_MS);
-        crowded.any_gone |= any_gone;
-        if !more {
-            return crowded.any_gone;
+    /// A part of the first lock was swept. True if this was its last part, and a field was removed
+    /// since the lock came onto the list.
+    pub(crate) fn swept(&mut self, any_removed: bool, more: bool, now: Now) -> bool {
+        self.next_sweep = now.mono_ms.saturating_add(SWEPT_EVERY_MS);
+        if let Some(first) = self.sweeps.front_mut() {
+            first.any_removed |= any_removed;
         }
-        self.crowded.push_back(crowded);
-        false
+        let done = (!more).then(|| self.sweeps.pop_front()).flatten();
+        done.is_some_and(|sweep| sweep.any_removed)
     }
 
     /// A writer has begun: two tokens of other writers, whose holds may have ended, must be

@@ -38,7 +38,7 @@ impl Locks {
         if let Read::One(Stored::ReadWrite(hash)) = &read
             && hash.is_partial
         {
-            self.sweep_all(turn, &task.subject);
+            self.sweep_later(turn, &task.subject);
         }
         match (task.purpose, &task.subject) {
             (Purpose::Command, _) => self.decide_command(turn, &read, now, effects),
@@ -398,15 +398,13 @@ impl Locks {
 
     /// There are more readers than one look may check. So the timer goes through them part by part
     /// and removes those whose leases are over.
-    fn sweep_all(&mut self, turn: &Turn<'_>, subject: &Subject) {
+    fn sweep_later(&mut self, turn: &Turn<'_>, subject: &Subject) {
         let lock = match (subject, turn.command.map(|command| command.keys())) {
-            (Subject::One(lock, _), _) => lock.clone(),
-            (Subject::Command, Some(Keys::One(name))) => {
-                LockKey::from(LockRef { db: turn.db, name })
-            }
+            (Subject::One(lock, _), _) => lock.as_ref(),
+            (Subject::Command, Some(Keys::One(name))) => LockRef { db: turn.db, name },
             _ => return,
         };
-        self.agenda.add_crowded(lock);
+        self.agenda.add_sweep(lock);
     }
 
     fn decide_sweep(
@@ -416,13 +414,12 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        self.agenda.swept();
         let (gone, more) = match read {
             Read::Gone { readers, more } => (*readers, *more),
             _ => (&[][..], false),
         };
         self.decision(lock.as_ref(), 0, now, effects).sweep(gone);
-        if self.agenda.cleared(lock, !gone.is_empty(), more, now)
+        if self.agenda.swept(!gone.is_empty(), more, now)
             && let Some(queue) = self.table.queue(lock.as_ref())
         {
             self.mark_queue(queue);

@@ -49,7 +49,7 @@ impl Locks {
         if is_marked || self.sessions.any_overflowing() {
             return Some(0);
         }
-        let mono = earlier(self.sessions.next_deadline(), self.agenda.next_clearing());
+        let mono = earlier(self.sessions.next_deadline(), self.agenda.next_sweep());
         let mono = earlier(mono, self.log_lines.deadline());
         let mono = mono.map(|at| at.saturating_sub(now.mono_ms));
         let check = self.holds.next_check();

@@ -498,8 +498,9 @@ impl Locks {
 
     /// The next task that keeps hashes and our own memory from growing without bound.
     fn next_upkeep(&mut self, turn: &Turn<'_>, now: Now) -> Option<Task> {
-        let crowded = || self.agenda.crowded(now).filter(|_| turn.later.is_some());
-        if let Some(lock) = self.agenda.sweep().or_else(crowded).cloned() {
+        if turn.later.is_some()
+            && let Some(lock) = self.agenda.due_sweep(now).cloned()
+        {
             let subject = Subject::One(lock, Rc::from([]));
             return Some(self.task(subject, ReadDepth::Brief, Purpose::Sweep));
         }

@@ -1062,7 +1062,7 @@ fn a_writers_token_is_not_that_of_a_scripts_later_hold() {
 
 /// Of readers that never release the fields do not stay for as long as others read.
 #[test]
-fn readers_without_a_lease_are_swept_away_in_passing() {
+fn the_timer_removes_readers_without_a_lease() {
     let mut server = Server::new();
     server.takes(A, Read, 100_000);
     server.takes(B, Read, 1);

@@ -1,99 +1,32 @@
-//! A lock's key: opening it, and reading it as plain values.
+//! Reads a lock's key as plain values, by the kind of lock that it has.
 
-use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Scan, Str};
-use crate::memory::state::{self, Words};
+use crate::ffi::{Key, KeyType, OwnedStr, Str};
+use crate::reading::open_lock::{OpenLock, count_true, go_on_if};
 use crate::reading::permits::Question;
-use crate::reading::read_write::ReadWriteHash;
+use crate::reading::read_write::{ReadWriteHash, is_readers};
 use rlock_core::{
-    Count, FENCE_FIELD, Hash, HeldBy, MODE_FIELD, Mode, NEVER, Now, PermitsHold, PermitsRequest,
-    ReadDepth, Stored, Task, Token, WRITER_SUFFIX, is_permits_mode,
+    Count, FENCE_FIELD, Hash, HeldBy, MODE_FIELD, Mode, NEVER, Now, PermitsHold, PermitsHolders,
+    PermitsRequest, ReadDepth, Stored, Task, Token, is_permits_mode,
 };
-use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::rc::Rc;
-
-/// A lock whose key is open.
-pub(crate) struct OpenLock<'a> {
-    pub(crate) ctx: Ctx<'a>,
-    pub(crate) name: Str<'a>,
-    pub(crate) key: Key<'a>,
-    /// How many keys had expired when it was opened.
-    expired: Cell<u64>,
-    pub(crate) words: Rc<Words>,
-    /// Whether the key was written since it was opened.
-    pub(crate) is_written: bool,
-    /// Whether the last emitted event of the key says that it is deleted.
-    pub(crate) is_deleted: bool,
-}
 
 /// The holders of a lock, each with its count.
 type Holders = Vec<(Box<[u8]>, Count)>;
 
-/// The access for which a key is opened.
-#[derive(Clone, Copy)]
-pub(crate) enum Access {
-    Read,
-    Write,
-}
-
-impl<'a> OpenLock<'a> {
-    pub(crate) fn open(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> Self {
-        let (key, expired) = open_as_it_is(ctx, name, access);
-        Self {
-            ctx,
-            name,
-            key,
-            expired: Cell::new(expired),
-            words: state::with(|state| Rc::clone(&state.words)),
-            is_written: false,
-            is_deleted: false,
-        }
-    }
-
-    /// Reads it. Looking at a timeout key may delete it because it has expired, and a module that
-    /// listens to that may write this key. Then the result is out of date, and the key is read
-    /// again.
-    pub(crate) fn read<R>(&self, read: impl Fn(&Self) -> R) -> R {
-        let mut found = read(self);
-        for _ in 0..READ_ANEW_MAX {
-            if self.is_up_to_date() {
-                break;
-            }
-            self.expired.set(ffi::keys_expired());
-            self.key.set_aside();
-            found = read(self);
-        }
-        found
-    }
-
-    /// Whether no key has expired since it was opened. Opens it again if it is set aside.
-    pub(crate) fn is_up_to_date(&self) -> bool {
-        // Opening it again may also make it expire.
-        self.key.take_up();
-        self.expired.get() == ffi::keys_expired()
-    }
-
+impl OpenLock<'_> {
     /// The stored state, as this owner sees it.
     pub(crate) fn load(&self, owner: Str<'_>, task: &Task, now: Now) -> Stored {
-        if task.is_about_permits() {
-            return self.load_if_none(owner, task, now);
-        }
-        match self.key.key_type() {
-            KeyType::Missing => Stored::Free,
-            KeyType::Hash => self.load_hash(owner, task.depth, Some(task), now),
-            _ => Stored::OtherType,
-        }
-    }
-
-    /// The same for a task about permits, which needs the limit also if nobody holds permits.
-    fn load_if_none(&self, owner: Str<'_>, task: &Task, now: Now) -> Stored {
         let stored = match self.key.key_type() {
             KeyType::Missing => Stored::Free,
             KeyType::Hash => self.load_hash(owner, task.depth, Some(task), now),
             _ => Stored::OtherType,
         };
         match stored {
-            Stored::Free | Stored::NoHolder => self.load_no_permits(task.into(), now),
+            // A task about permits needs the limit also if nobody holds permits.
+            Stored::Free | Stored::NoHolder if task.is_about_permits() => {
+                self.load_no_permits(task.into(), now)
+            }
             _ => stored,
         }
     }
@@ -148,6 +81,19 @@ impl<'a> OpenLock<'a> {
         let own = self.key.hash_get_one(owner);
         let counts = own.is_some() || self.key.len() == 1;
         [own, counts.then(|| self.key.hash_get_one(fence)).flatten()]
+    }
+
+    /// The stored state for a queue whose first waiter waits for permits, and the other holders.
+    pub(crate) fn load_for_queue(
+        &self,
+        owner: Str<'_>,
+        task: &Task,
+        now: Now,
+    ) -> (Stored, PermitsHolders) {
+        if !self.is_of_permits() {
+            return (self.load(owner, task, now), PermitsHolders::default());
+        }
+        self.load_permits_for_queue(owner, task, now)
     }
 
     /// The stored state, for any holder: a plain lock as its holder sees it, with the holder's
@@ -228,6 +174,21 @@ impl<'a> OpenLock<'a> {
         }
     }
 
+    /// The state of permits for this request, by an owner that holds none.
+    fn load_asked(&self, asked: PermitsRequest, now: Now) -> Stored {
+        let question = Question::from(asked);
+        let loaded = if self.is_of_permits() {
+            let nobody = self.words.mode.as_str();
+            self.load_permits(nobody, None, ReadDepth::Whole, question, now)
+        } else {
+            self.load_for_holder(now).0
+        };
+        if loaded.is_free() {
+            return self.load_no_permits(question, now);
+        }
+        loaded
+    }
+
     /// The rest of the present lease, as in [`Stored::ttl_ms`]; for permits, the time until the
     /// requested ones can be granted.
     pub(crate) fn ttl_ms(&self, asked: Option<PermitsRequest>, now: Now) -> i64 {
@@ -235,11 +196,6 @@ impl<'a> OpenLock<'a> {
             Some(asked) => lock.load_asked(asked, now).ttl_ms(now),
             None => lock.load_for_holder(now).0.ttl_ms(now),
         })
-    }
-
-    /// The `mode` field, which read-write locks and permits have.
-    pub(crate) fn mode(&self) -> Option<OwnedStr> {
-        self.key.hash_get_one(self.words.mode.as_str())
     }
 
     /// The first live owner's field in a hash.
@@ -264,41 +220,11 @@ impl<'a> OpenLock<'a> {
         }
     }
 
-    /// The fields of some readers, or holders of permits, whose leases are over, from where an
-    /// earlier walk stopped. True if there are more fields.
-    pub(crate) fn readers_gone(&self, scan: &Scan, now: Now, gone: &mut Vec<Box<[u8]>>) -> bool {
-        if self.is_of_permits() {
-            return self.holders_over(scan, now, gone);
-        }
-        let mode = self.mode();
-        mode.is_some_and(|mode| ReadWriteHash::new(self, &mode).readers_gone(scan, gone))
-    }
-
-    /// Those of the given fields of readers or holders that still exist and whose leases are over.
-    pub(crate) fn still_gone(&self, fields: &[Box<[u8]>], now: Now) -> Vec<Box<[u8]>> {
-        if self.is_of_permits() {
-            let over = fields.iter();
-            let over = over.filter(|field| self.is_holder_over(field, now));
-            return over.cloned().collect();
-        }
-        let Some(mode) = self.mode() else {
-            return Vec::new();
-        };
-        let hash = ReadWriteHash::new(self, &mode);
-        let gone = fields.iter().filter(|field| {
-            let value = self.key.hash_get_one(OwnedStr::new(field).as_str());
-            value.is_some_and(|value| hash.is_gone(field, value.as_str().bytes()))
-        });
-        gone.cloned().collect()
-    }
-
     /// The fields of a read-write lock's readers, with their counts.
     pub(crate) fn reader_fields(&self) -> Holders {
         let mut readers = Vec::new();
         self.key.each_field(|field, value| {
-            let is_reader =
-                field != FENCE_FIELD && field != MODE_FIELD && !field.ends_with(WRITER_SUFFIX);
-            if is_reader {
+            if is_readers(field) {
                 readers.push((field.into(), Count::from_field(value)));
             }
             ControlFlow::Continue(())
@@ -319,42 +245,5 @@ impl<'a> OpenLock<'a> {
     }
 }
 
-/// Opens a key. If that made a key expire, a module that listens may have written this key, and the
-/// handle does not show it. So the key is opened once more.
-fn open_as_it_is<'a>(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> (Key<'a>, u64) {
-    let open = || match access {
-        Access::Read => Key::open_to_read(ctx, name),
-        Access::Write => Key::open_to_write(ctx, name),
-    };
-    let (mut before, mut key) = (ffi::keys_expired(), open());
-    for _ in 0..READ_ANEW_MAX {
-        let after = ffi::keys_expired();
-        if after == before {
-            break;
-        }
-        before = after;
-        drop(key);
-        key = open();
-    }
-    (key, before)
-}
-
-/// How often a key is opened and read again. Without this bound, a module that writes an expired
-/// key whenever a key expires would keep the server here forever.
-pub(crate) const READ_ANEW_MAX: usize = 1000;
-
 /// In a hash with more owners than this, which we never write, the others are not looked at.
 const HOLDERS_MAX: usize = 1000;
-
-pub(crate) fn count_true(of: &[bool]) -> usize {
-    of.iter().filter(|is| **is).count()
-}
-
-/// The answer of a visitor to [`Key::each_field`].
-pub(crate) fn go_on_if(more: bool) -> ControlFlow<()> {
-    if more {
-        ControlFlow::Continue(())
-    } else {
-        ControlFlow::Break(())
-    }
-}
