@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use rlock_core::{
-    Count, FENCE_FIELD, Hash, LockKey, MODE_FIELD, NEVER, Now, PERMITS_MODE, PermitsHash,
+    Count, FENCE_FIELD, Hash, Known, LockKey, MODE_FIELD, NEVER, Now, PERMITS_MODE, PermitsHash,
     PermitsHold, PermitsHolders, PermitsReading, PermitsRequest, ReadDepth, ReadHold, ReadWrite,
     Stored, Task, Token, Value, WRITER_SUFFIX, Write, is_permits_mode, names,
 };
@@ -414,11 +414,11 @@ impl Lock<'_> {
         let needs_token = task.is_none_or(|task| task.needs_token(own));
         Stored::Plain(Hash {
             own,
-            token: fence
-                .filter(|_| needs_token)
-                .and_then(|fence| Token::from_field(fence)),
+            token: Known::read_if(needs_token, || {
+                fence.and_then(|fence| Token::from_field(fence))
+            }),
             others,
-            ends_at: needs_end.then(|| self.ends_at()).flatten(),
+            ends_at: Known::read_if(needs_end, || self.ends_at()),
         })
     }
 
@@ -432,14 +432,14 @@ impl Lock<'_> {
             .get(MODE_FIELD)
             .is_some_and(|mode| mode == b"read");
         let key_end = self.ends_at().unwrap_or(NEVER);
-        let is_outlived = says_read && own_read.is_some_and(|own| own.ends_at < key_end);
+        let is_outlived = says_read && own_read.is_some_and(|own| own.ends_at() < key_end);
         let mut others_read = None;
         let mut others_write = false;
         if depth != ReadDepth::Own {
             others_write = self.writers().any(|field| *field != own_writer);
             let others = self.fields.keys().filter(|field| *field != owner);
             let others = others.filter_map(|field| self.read_hold(field));
-            others_read = others.map(|hold| hold.ends_at).max();
+            others_read = others.map(|hold| hold.ends_at()).max();
             let has_own = own_read.is_some() || own_write.is_some();
             if depth.others_are_brief(has_own, is_outlived) {
                 others_read = others_read.map(|_| key_end);
@@ -453,7 +453,7 @@ impl Lock<'_> {
             own_write,
             own_read,
             others_read,
-            ends_at: self.ends_at(),
+            ends_at: Known::read(self.ends_at()),
             is_partial: false,
         })
     }
@@ -473,7 +473,7 @@ impl Lock<'_> {
             return Some(ReadHold {
                 count,
                 token: None,
-                ends_at: self.ends_at().unwrap_or(NEVER),
+                ends_at: Known::read(self.ends_at().unwrap_or(NEVER)),
             });
         };
         let name = names::timeout_key(&self.name, owner, number);
@@ -485,7 +485,7 @@ impl Lock<'_> {
         Some(ReadHold {
             count,
             token,
-            ends_at: entry.ends_at.unwrap_or(NEVER),
+            ends_at: Known::read(entry.ends_at.unwrap_or(NEVER)),
         })
     }
 

@@ -57,6 +57,7 @@ pub use turn::waiting::{BlockedClient, Joined};
 pub use values::circle::Circle;
 pub use values::glob::Glob;
 pub use values::ids::{Listener, MultiId, SessionId, SessionRef, WaiterId};
+pub use values::known::Known;
 pub use values::limits::{
     CHAIN_MAX, GRACE_MS_MAX, HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, LOGGED_NAME_MAX, LOOKS_MAX,
     MATCH_LEN_MAX, OWNER_LEN_MAX, PERMITS_MAX, ROOM_KEPT, SESSION_LEN_MAX,

@@ -65,12 +65,12 @@ impl Command for Info {
             }
             Stored::Plain(hash) => LockReport {
                 hold: owner.as_deref().map(|owner| {
-                    let (mode, token) = (Mode::Plain, hash.token);
+                    let (mode, token) = (Mode::Plain, hash.token());
                     state::with(|state| state.locks.hold_view(at, owner, mode, token, now))
                 }),
                 owner,
                 count: hash.own.and_then(valid),
-                token: hash.token.map(Token::get),
+                token: hash.token().map(Token::get),
                 ttl_ms: stored.ttl_ms(now),
                 queue,
             },

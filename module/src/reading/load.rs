@@ -5,8 +5,8 @@ use crate::reading::open_lock::{OpenLock, count_true, go_on_if};
 use crate::reading::permits::Question;
 use crate::reading::read_write::{ReadWriteHash, is_readers};
 use rlock_core::{
-    Count, FENCE_FIELD, Hash, HeldBy, MODE_FIELD, Mode, NEVER, Now, PermitsHold, PermitsHolders,
-    PermitsRequest, ReadDepth, Stored, Task, Token, is_permits_mode,
+    Count, FENCE_FIELD, Hash, HeldBy, Known, MODE_FIELD, Mode, NEVER, Now, PermitsHold,
+    PermitsHolders, PermitsRequest, ReadDepth, Stored, Task, Token, is_permits_mode,
 };
 use std::ops::ControlFlow;
 use std::rc::Rc;
@@ -63,11 +63,11 @@ impl OpenLock<'_> {
         let needs_token = task.is_none_or(|task| task.needs_token(own));
         Stored::Plain(Hash {
             own,
-            token: fence
-                .filter(|_| needs_token)
-                .and_then(|fence| Token::from_field(fence.as_str().bytes())),
+            token: Known::read_if(needs_token, || {
+                fence.and_then(|fence| Token::from_field(fence.as_str().bytes()))
+            }),
             others,
-            ends_at: needs_end.then(|| self.key.expires_at()).flatten(),
+            ends_at: Known::read_if(needs_end, || self.key.expires_at()),
         })
     }
 
@@ -157,8 +157,8 @@ impl OpenLock<'_> {
             (Stored::Plain(hash), owner) => Some(HeldBy {
                 owner: owner?,
                 mode: Mode::Plain,
-                token: hash.token,
-                ends_at: hash.ends_at.unwrap_or(NEVER),
+                token: hash.token(),
+                ends_at: hash.ends_at().unwrap_or(NEVER),
             }),
             (Stored::ReadWrite(_), _) => {
                 let hold = ReadWriteHash::new(self, &self.mode()?).first_hold()?;

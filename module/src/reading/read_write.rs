@@ -6,8 +6,8 @@
 use crate::ffi::{Ctx, Key, KeyType, OwnedStr};
 use crate::reading::open_lock::{OpenLock, count_true, go_on_if};
 use rlock_core::{
-    Count, FENCE_FIELD, MODE_FIELD, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Text,
-    Token, WRITER_SUFFIX, names,
+    Count, FENCE_FIELD, Known, MODE_FIELD, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored,
+    Text, Token, WRITER_SUFFIX, names,
 };
 use std::cell::{Cell, OnceCell};
 use std::ops::ControlFlow;
@@ -135,7 +135,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             own_write,
             own_read,
             others_read: others.read,
-            ends_at: self.ends_at(),
+            ends_at: Known::read_if(self.wants_ends, || self.ends_at()),
             is_partial: self.is_partial.get(),
         })
     }
@@ -147,7 +147,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
     /// Whether the key outlives the owner's own reading: then the key's expiry is the lease of
     /// another reader, which may have given the lock back.
     fn outlives(&self, own_read: Option<ReadHold>) -> bool {
-        own_read.is_some_and(|own| self.mode == ModeField::Read && own.ends_at < self.end())
+        own_read.is_some_and(|own| self.mode == ModeField::Read && own.ends_at() < self.end())
     }
 
     fn others(
@@ -176,7 +176,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 timeouts_max,
                 false,
             ) {
-                let end = if is_brief { self.end() } else { read.ends_at };
+                let end = if is_brief { self.end() } else { read.ends_at() };
                 others.read = others.read.max(Some(end));
             }
             // One reader whose lease lasts as long as the key is enough. Only other programs write
@@ -206,13 +206,13 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         let untold = || ReadHold {
             count,
             token: None,
-            ends_at: self.end(),
+            ends_at: Known::read_if(self.wants_ends, || self.end()),
         };
         let last = match count {
             Count::Valid(last) if self.mode != ModeField::Odd => last,
             _ => return Some(untold()),
         };
-        let mut hold: Option<ReadHold> = None;
+        let (mut hold, mut longest) = (None, i64::MIN);
         for number in (1..=last).rev().take(timeouts_max) {
             if !take_look(self.lock.name.bytes().len()) {
                 self.is_partial.set(true);
@@ -222,11 +222,11 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             let Some(timeout) = self.timeout(owner, number, with_token) else {
                 continue;
             };
-            let longest = hold.map_or(timeout.ends_at, |hold| hold.ends_at.max(timeout.ends_at));
+            longest = longest.max(timeout.ends_at);
             hold = Some(ReadHold {
                 count,
                 token: timeout.token,
-                ends_at: longest,
+                ends_at: Known::read_if(self.wants_ends, || longest),
             });
             if !is_whole || timeout.token.is_some() {
                 break;
@@ -310,7 +310,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             mode: Mode::Read,
             count,
             token: read.token,
-            ends_at: read.ends_at,
+            ends_at: read.ends_at(),
         })
     }
 

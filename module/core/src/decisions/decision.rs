@@ -16,6 +16,7 @@ use crate::memory::log::metrics::count;
 use crate::memory::session::{Event, EventKind, LostReason};
 use crate::memory::state::{Locks, held_ms};
 use crate::values::ids::{HoldId, RecordId, SessionId};
+use crate::values::known::Known;
 use crate::values::lock_key::LockRef;
 use crate::values::mode::{Kind, Mode};
 use crate::values::time::{Lease, NEVER, Now};
@@ -104,8 +105,8 @@ impl<'a> Entry<'a> {
 
     /// Whether the hold keeps its present end because that is later than `wanted`: a grant after a
     /// wait must not shorten a lease that its owner relies on.
-    pub(crate) fn keeps(&self, ends_at: Option<i64>, wanted: i64) -> bool {
-        self.waited && ends_at.is_none_or(|end| end > wanted)
+    pub(crate) fn keeps(&self, ends_at: Known<Option<i64>>, wanted: i64) -> bool {
+        self.waited && ends_at.get_or(None).is_none_or(|end| end > wanted)
     }
 }
 

@@ -35,11 +35,11 @@ impl Decision<'_> {
     ) -> Result<(i64, Token), CommandError> {
         let (held, entered) = entry.counted(hash.own)?;
         // A hold that a script took has no token yet. Our own hold keeps the token of its grant.
-        let token = hash.token.unwrap_or_else(|| self.mint());
+        let token = hash.token().unwrap_or_else(|| self.mint());
         count(&mut self.locks.counters.reentries);
         let owner = || Field::Owner(entry.holder.clone());
         let entered_anew = (entered != held).then(|| (owner(), Value::Number(entered)));
-        let token_anew = (hash.token.is_none()).then_some((Field::Fence, Value::Fence(token)));
+        let token_anew = (hash.token().is_none()).then_some((Field::Fence, Value::Fence(token)));
         match (entered_anew, token_anew) {
             (Some(first), second) => self.write(Write::Set(first, second)),
             (None, Some(first)) => self.write(Write::Set(first, None)),
@@ -48,8 +48,8 @@ impl Decision<'_> {
         let wanted = entry.lease.end(self.now);
         let ends_at = if entry.keeps(hash.ends_at, wanted) {
             // A script may have begun this hold, so the queue may not know yet when it ends.
-            self.check_after(hash.ends_at);
-            hash.ends_at
+            self.check_after(hash.ends_at());
+            hash.ends_at()
         } else {
             self.start_lease(hash, wanted)
         };
@@ -65,7 +65,7 @@ impl Decision<'_> {
         session: Option<SessionId>,
     ) {
         let ends_at = self.start_lease(hash, request.lease.end(self.now));
-        self.bind(request.owner, Mode::Plain, session, hash.token, ends_at);
+        self.bind(request.owner, Mode::Plain, session, hash.token(), ends_at);
     }
 
     /// Sets the end of the owner's lease. Returns the key's end, which may be later: other owners
@@ -75,7 +75,7 @@ impl Decision<'_> {
         if let Some(end) = changed {
             self.write(Write::ExpireAt(end));
         }
-        let ends_at = changed.or(hash.ends_at);
+        let ends_at = changed.or_else(|| hash.ends_at());
         self.check_after(ends_at);
         ends_at
     }
@@ -85,9 +85,9 @@ impl Decision<'_> {
         self.set(Field::Owner(Holder::Caller), Value::Number(left));
         let ends_at = match request.lease {
             Some(lease) => self.start_lease(hash, lease.end(self.now)),
-            None => hash.ends_at,
+            None => hash.ends_at(),
         };
-        self.bind(request.owner, Mode::Plain, None, hash.token, ends_at);
+        self.bind(request.owner, Mode::Plain, None, hash.token(), ends_at);
     }
 
     /// Ends the owner's hold.
@@ -106,10 +106,9 @@ impl Hash {
     /// The key's new expiry if this owner's lease shall end at `wanted`; none if the expiry stays.
     /// While other owners are in the hash, it never gets earlier: they must not lose time.
     fn lease_end(&self, wanted: i64) -> Option<i64> {
-        match self.ends_at {
-            _ if !self.others => Some(wanted),
-            Some(end) => (wanted > end).then_some(wanted),
-            None => None,
+        if !self.others {
+            return Some(wanted);
         }
+        self.ends_at().filter(|end| wanted > *end).map(|_| wanted)
     }
 }

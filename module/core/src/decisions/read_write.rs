@@ -49,16 +49,16 @@ impl Decision<'_> {
                     }
                     // A malformed count does not tell which timeout key is the reader's. The hold
                     // lasts as long as the lock's key.
-                    Count::Malformed => (own.token, key_end.or(hash.ends_at)),
+                    Count::Malformed => (own.token, key_end.or(hash.ends_at())),
                 };
                 self.expire(hash, key_end);
                 (token, own_end)
             }
             _ => {
-                let token = self.writer_token(owner, hash.ends_at);
+                let token = self.writer_token(owner, hash.ends_at());
                 // Written even if it stays the same: WAIT counts only writes of its own connection,
                 // so a client that waits for replicas renews the hold first.
-                let key_end = hash.write_end(wanted).or(hash.ends_at);
+                let key_end = hash.write_end(wanted).or(hash.ends_at());
                 self.expire(hash, key_end);
                 self.keep_writer(owner, token, key_end);
                 (token, key_end)
@@ -104,12 +104,12 @@ impl Decision<'_> {
 
     fn count_down_write(&mut self, hash: &ReadWrite, left: i64, request: &Release<'_>) {
         self.set(Field::Writer(Holder::Caller), Value::Number(left));
-        let token = self.writer_token(request.owner, hash.ends_at);
+        let token = self.writer_token(request.owner, hash.ends_at());
         let key_end = request
             .lease
             .and_then(|lease| hash.write_end(lease.end(self.now)));
         self.expire(hash, key_end);
-        let end = key_end.or(hash.ends_at);
+        let end = key_end.or(hash.ends_at());
         self.keep_writer(request.owner, token, end);
         self.bind(request.owner, Mode::Write, None, token, end);
     }
@@ -156,7 +156,7 @@ impl Decision<'_> {
             own_write: None,
             ..*hash
         };
-        let own_end = hash.own_read.map(|own| own.ends_at);
+        let own_end = hash.own_read.map(|own| own.ends_at());
         self.expire(hash, without_writer.key_end(own_end));
         self.publish(Mode::Write);
         Then::MayLetIn
@@ -164,7 +164,7 @@ impl Decision<'_> {
 
     /// Sets the key's end to the end of its last reader's lease.
     pub(crate) fn end_key_with_readers(&mut self, hash: &ReadWrite) {
-        let own_end = hash.own_read.map(|own| own.ends_at);
+        let own_end = hash.own_read.map(|own| own.ends_at());
         self.expire(hash, hash.key_end(own_end));
     }
 
@@ -176,10 +176,10 @@ impl Decision<'_> {
             // end is noted: also when a reader prolongs the key that another program wrote beside
             // the writer.
             let table = &mut self.locks.table;
-            table.prolong_writer(self.at, hash.ends_at, end);
-            self.move_writers_end(hash.ends_at, end);
+            table.prolong_writer(self.at, hash.ends_at(), end);
+            self.move_writers_end(hash.ends_at(), end);
         }
-        self.check_after(key_end.or(hash.ends_at));
+        self.check_after(key_end.or(hash.ends_at()));
     }
 
     /// Notes the key's new end with the writer's hold, if a session has it: by its end the hold is
@@ -237,7 +237,10 @@ impl Decision<'_> {
                 hash.own_read.map(|own| own.count),
                 hash.own_read.and_then(|own| own.token),
             ),
-            Mode::Write => (hash.own_write, self.writer_token(entry.owner, hash.ends_at)),
+            Mode::Write => (
+                hash.own_write,
+                self.writer_token(entry.owner, hash.ends_at()),
+            ),
         };
         let (held, entered) = entry.counted(own)?;
         let token = token.unwrap_or_else(|| self.mint());
@@ -276,7 +279,7 @@ impl Decision<'_> {
             (Mode::Write, _) => {
                 let keeps = entry.keeps(hash.ends_at, lease_end);
                 let key_end = hash.write_end(lease_end).filter(|_| !keeps);
-                (key_end.or(hash.ends_at), key_end)
+                (key_end.or(hash.ends_at()), key_end)
             }
             (_, Some(_)) if entry.once => {
                 self.set_timeout(&entry.holder, entered, token, lease_end);
@@ -332,8 +335,8 @@ impl Decision<'_> {
     /// distant future.
     fn lease_of(&self, hash: &ReadWrite, own: &ReadHold) -> i64 {
         let distant = || self.now.wall_ms().saturating_add(INTEGER_MAX);
-        match own.ends_at {
-            NEVER => hash.ends_at.unwrap_or_else(distant),
+        match own.ends_at() {
+            NEVER => hash.ends_at().unwrap_or_else(distant),
             end => end,
         }
     }

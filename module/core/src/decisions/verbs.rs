@@ -231,7 +231,7 @@ impl Decision<'_> {
     /// its own, so there it is the caller's.
     fn present_token(&self, stored: &Stored, mode: Mode) -> Option<Token> {
         match stored {
-            Stored::Plain(hash) => hash.token,
+            Stored::Plain(hash) => hash.token(),
             Stored::Permits(hash) => hash.own.map(|own| own.token),
             Stored::ReadWrite(hash) if mode == Mode::Read && hash.own_read.is_some() => {
                 hash.own_read.and_then(|own| own.token)
@@ -239,7 +239,7 @@ impl Decision<'_> {
             Stored::ReadWrite(hash) => {
                 let record = self.locks.table.find(self.at)?;
                 let (writer, _) = self.locks.table.writer(record)?;
-                self.writer_token(writer, hash.ends_at)
+                self.writer_token(writer, hash.ends_at())
             }
             Stored::Free | Stored::NoHolder | Stored::OtherType => None,
         }

@@ -1,6 +1,7 @@
 //! The content of a lock's key as plain values. It is read anew for each decision.
 
 use crate::interface::stored_permits::{PermitsHash, Room};
+use crate::values::known::Known;
 use crate::values::limits::HOLD_COUNT_MAX;
 use crate::values::mode::{Kind, Mode};
 use crate::values::number;
@@ -56,9 +57,7 @@ impl Stored {
     /// For permits, the time until enough of them are free for the request.
     pub fn ttl_ms(&self, now: Now) -> i64 {
         match self {
-            Self::Plain(Hash { ends_at, .. }) | Self::ReadWrite(ReadWrite { ends_at, .. }) => {
-                ttl_ms(*ends_at, now)
-            }
+            Self::Plain(_) | Self::ReadWrite(_) => ttl_ms(self.ends_at(), now),
             Self::Permits(hash) => hash.ttl_ms(now),
             Self::Free | Self::NoHolder | Self::OtherType => 0,
         }
@@ -77,9 +76,8 @@ impl Stored {
     /// When the key expires; none if never, or if the lock has no holder.
     pub(crate) fn ends_at(&self) -> Option<i64> {
         match self {
-            Self::Plain(Hash { ends_at, .. }) | Self::ReadWrite(ReadWrite { ends_at, .. }) => {
-                *ends_at
-            }
+            Self::Plain(hash) => hash.ends_at(),
+            Self::ReadWrite(hash) => hash.ends_at(),
             Self::Permits(hash) => hash.ends_at.filter(|_| !hash.is_free()),
             Self::Free | Self::NoHolder | Self::OtherType => None,
         }
@@ -100,9 +98,9 @@ impl Stored {
     pub(crate) fn own_end(&self, mode: Mode) -> Option<i64> {
         match self {
             Self::ReadWrite(hash) if mode == Mode::Read => {
-                let end = hash.own_read.map(|own| own.ends_at);
+                let end = hash.own_read.map(|own| own.ends_at());
                 // The key can end earlier: Redisson's renewal sets its expiry to its own lease.
-                end.min(hash.ends_at.or(end)).filter(|end| *end != NEVER)
+                end.min(hash.ends_at().or(end)).filter(|end| *end != NEVER)
             }
             Self::Permits(hash) if mode == Mode::Permits => hash.own_end(),
             _ => self.ends_at(),
@@ -147,7 +145,7 @@ impl Stored {
     /// The owner's own hold, with its token if the keyspace stores one.
     pub(crate) fn own(&self, mode: Mode) -> Option<(Count, Option<Token>)> {
         match (self, mode) {
-            (Self::Plain(hash), Mode::Plain) => hash.own.map(|count| (count, hash.token)),
+            (Self::Plain(hash), Mode::Plain) => hash.own.map(|count| (count, hash.token())),
             (Self::ReadWrite(hash), Mode::Read) => {
                 hash.own_read.map(|read| (read.count, read.token))
             }
@@ -190,13 +188,25 @@ pub struct Hash {
     pub own: Option<Count>,
     /// The token, if the hash has one that we wrote, and [the decision needs
     /// it](crate::Task::needs_token).
-    pub token: Option<Token>,
+    pub token: Known<Option<Token>>,
     /// Whether the hash has another owner's field. Our own writes never lead to `own` and `others`
     /// at the same time. Another client's may, and then each field's owner is a holder, and no
     /// holder's lease may be shortened.
     pub others: bool,
     /// When the key expires, in milliseconds of the wall clock; none if never.
-    pub ends_at: Option<i64>,
+    pub ends_at: Known<Option<i64>>,
+}
+
+impl Hash {
+    /// When the key expires; none if never.
+    pub fn ends_at(&self) -> Option<i64> {
+        self.ends_at.get_or(None)
+    }
+
+    /// The token, if the hash has one that we wrote.
+    pub fn token(&self) -> Option<Token> {
+        self.token.get_or(None)
+    }
 }
 
 /// A read-write lock's hash with its readers' timeout keys, as far as a decision about one owner
@@ -214,7 +224,7 @@ pub struct ReadWrite {
     /// [`NEVER`] without an end, none if no other owner reads.
     pub others_read: Option<i64>,
     /// When the key expires, in milliseconds of the wall clock; none if never.
-    pub ends_at: Option<i64>,
+    pub ends_at: Known<Option<i64>>,
     /// Whether some readers were not looked at because of [`Self::TIMEOUTS_MAX`]; their leases may
     /// be over.
     pub is_partial: bool,
@@ -226,6 +236,11 @@ impl ReadWrite {
     /// those whose leases are over are removed from the hash. Without this bound a field that
     /// claims any number of timeout keys could keep the server busy.
     pub const TIMEOUTS_MAX: usize = 50_000;
+
+    /// When the key expires; none if never.
+    pub fn ends_at(&self) -> Option<i64> {
+        self.ends_at.get_or(None)
+    }
 
     /// The mode in which the lock is held.
     pub(crate) fn mode(&self) -> Mode {
@@ -244,12 +259,12 @@ impl ReadWrite {
     /// When the last reader's lease ends. The lock ends with it, unless it has a writer.
     fn readers_end(&self) -> Option<i64> {
         if self.mode() == Mode::Write {
-            return self.ends_at;
+            return self.ends_at();
         }
-        let own = self.own_read.map(|own| own.ends_at);
+        let own = self.own_read.map(|own| own.ends_at());
         let end = own.max(self.others_read);
         // The key can end earlier: Redisson's renewal sets its expiry to its own lease.
-        end.min(self.ends_at.or(end)).filter(|end| *end != NEVER)
+        end.min(self.ends_at().or(end)).filter(|end| *end != NEVER)
     }
 
     /// When the key must expire if the owner's own reading ends at `own_read`, or is over; none if
@@ -262,14 +277,14 @@ impl ReadWrite {
     /// When the key must expire if the owner reads on at least until `own_read`; none if its expiry
     /// is late enough already. A key without an expiry gets one, unless it has a writer.
     pub(crate) fn key_end_prolonged(&self, own_read: i64) -> Option<i64> {
-        let is_later = |end: &i64| self.ends_at.is_none_or(|at| *end > at);
+        let is_later = |end: &i64| self.ends_at().is_none_or(|at| *end > at);
         self.key_end(Some(own_read)).filter(is_later)
     }
 
     /// When the key must expire if the owner's lease as the writer shall end at `wanted`; none if
     /// its expiry need not change. Never before the end of a reader's lease.
     pub(crate) fn write_end(&self, wanted: i64) -> Option<i64> {
-        let own_read = self.own_read.map(|own| own.ends_at);
+        let own_read = self.own_read.map(|own| own.ends_at());
         self.end_of(
             &[Some(wanted), own_read, self.others_read],
             self.others_write,
@@ -282,9 +297,9 @@ impl ReadWrite {
         let ending = ends.iter().flatten().filter(|end| **end != NEVER);
         let mut end = ending.copied().max();
         if present_stays || ends.contains(&Some(NEVER)) {
-            end = end.max(Some(self.ends_at?));
+            end = end.max(Some(self.ends_at()?));
         }
-        end.filter(|end| Some(*end) != self.ends_at)
+        end.filter(|end| Some(*end) != self.ends_at())
     }
 }
 
@@ -298,7 +313,14 @@ pub struct ReadHold {
     /// When the last of its timeout keys expires, in milliseconds of the wall clock, or [`NEVER`].
     /// They are the latest that we wrote, and those that another client's script wrote since. Ours
     /// has the longest lease that the reader had when we wrote it.
-    pub ends_at: i64,
+    pub ends_at: Known<i64>,
+}
+
+impl ReadHold {
+    /// When its lease ends, in milliseconds of the wall clock, or [`NEVER`].
+    pub fn ends_at(&self) -> i64 {
+        self.ends_at.get_or(NEVER)
+    }
 }
 
 /// The value of an owner's field.

@@ -5,6 +5,7 @@ pub(crate) mod circle;
 pub(crate) mod few;
 pub(crate) mod glob;
 pub(crate) mod ids;
+pub(crate) mod known;
 pub(crate) mod limits;
 pub(crate) mod lock_key;
 pub(crate) mod mode;

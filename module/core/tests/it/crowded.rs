@@ -3,7 +3,7 @@
 
 use rlock_core::request::{Acquire, WaitMode};
 use rlock_core::{
-    BlockedClient, Command, Count, Effect, Field, Lease, Locks, Mode, Now, Outcome, Permits,
+    BlockedClient, Command, Count, Effect, Field, Known, Lease, Locks, Mode, Now, Outcome, Permits,
     PermitsReading, PermitsRequest, Purpose, Read, ReadHold, ReadWrite, Stored, Subject, Turn,
     Wait, Write,
 };
@@ -19,7 +19,7 @@ fn crowd(is_partial: bool) -> Stored {
         own_read: None,
         others_write: false,
         others_read: Some(9_000_000),
-        ends_at: Some(9_000_000),
+        ends_at: Known::read(Some(9_000_000)),
         is_partial,
     })
 }
@@ -139,7 +139,7 @@ fn a_release_that_could_not_look_at_all_asks_for_the_rest() {
     hash.own_read = Some(ReadHold {
         count: Count::Valid(1),
         token: None,
-        ends_at: 9_000_000,
+        ends_at: Known::read(9_000_000),
     });
     let stored = Stored::ReadWrite(hash);
     let (mut turn, mut effects) = (Turn::of(Command::Release(&request), 0, 10), Vec::new());

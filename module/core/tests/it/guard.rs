@@ -2,8 +2,8 @@
 
 use rlock_core::request::Guard;
 use rlock_core::{
-    Command, CommandError, Count, Hash, Kind, Locks, Now, Outcome, PermitsReading, Read, ReadHold,
-    ReadWrite, Stored, Token, Turn,
+    Command, CommandError, Count, Hash, Kind, Known, Locks, Now, Outcome, PermitsReading, Read,
+    ReadHold, ReadWrite, Stored, Token, Turn,
 };
 
 const NOW: Now = Now {
@@ -35,9 +35,9 @@ fn wrong_kind(held: Kind, asked: Kind) -> Result<Outcome, CommandError> {
 fn plain(own: Option<Count>, others: bool) -> Stored {
     Stored::Plain(Hash {
         own,
-        token: token(7),
+        token: Known::read(token(7)),
         others,
-        ends_at: None,
+        ends_at: Known::read(None),
     })
 }
 
@@ -46,7 +46,7 @@ const EMPTY: ReadWrite = ReadWrite {
     own_read: None,
     others_write: false,
     others_read: None,
-    ends_at: Some(2_000_000),
+    ends_at: Known::read(Some(2_000_000)),
     is_partial: false,
 };
 
@@ -81,7 +81,7 @@ fn a_read_write_lock_guards_for_its_holder_in_this_mode() {
         own_read: Some(ReadHold {
             count: Count::Valid(1),
             token: token(7),
-            ends_at: 2_000_000,
+            ends_at: Known::read(2_000_000),
         }),
         ..EMPTY
     };
@@ -181,7 +181,7 @@ fn a_writers_token_is_told_where_this_server_granted_it() {
     };
     let stored = Stored::ReadWrite(ReadWrite {
         others_write: true,
-        ends_at: Some(NOW.wall_us / 1000 + 1000),
+        ends_at: Known::read(Some(NOW.wall_us / 1000 + 1000)),
         ..EMPTY
     });
     let request = Guard::parse(words("lock alice WRITE CALL PING")).unwrap();

@@ -1,7 +1,9 @@
 //! A keyspace in memory: keys with an expiry, hashes and one other type, read and written as the
 //! module reads and writes the server's. A reader's lease is kept in keys of its own.
 
-use rlock_core::{Count, Field, Hash, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Token, Write};
+use rlock_core::{
+    Count, Field, Hash, Known, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Token, Write,
+};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -294,9 +296,9 @@ impl Keyspace {
             let owners = self.plain_owners(at);
             return Stored::Plain(Hash {
                 own: fields.get(owner).map(|value| Count::from_field(value)),
-                token: fields.get(&b"fence"[..]).and_then(|t| Token::from_field(t)),
+                token: Known::read(fields.get(&b"fence"[..]).and_then(|t| Token::from_field(t))),
                 others: owners.iter().any(|of| of != owner),
-                ends_at: *ends_at,
+                ends_at: Known::read(*ends_at),
             });
         }
         let own_write = fields.get(&writer_field(owner));
@@ -312,7 +314,7 @@ impl Keyspace {
             own_read,
             others_write: writers.iter().any(|of| of != owner) || (!is_read && own_write.is_none()),
             others_read: self.others_read(at, owner, look, how),
-            ends_at: *ends_at,
+            ends_at: Known::read(*ends_at),
             is_partial: false,
         })
     }
@@ -322,7 +324,7 @@ impl Keyspace {
         Some(ReadHold {
             count: own.count.map_or(Count::Malformed, Count::Valid),
             token: own.token.and_then(Token::new),
-            ends_at: own.ends_at,
+            ends_at: Known::read(own.ends_at),
         })
     }
 

@@ -3,9 +3,9 @@
 
 use rlock_core::request::{Acquire, Events, Limit};
 use rlock_core::{
-    BlockedClient, Command, Count, DECISIONS_MAX, Effect, Field, Gauges, Hash, Holder, LockRef,
-    Locks, Now, Outcome, Permits, PermitsHolders, PermitsReading, Purpose, Read, SessionLimits,
-    Stored, Subject, Task, Token, Turn, Wait, Write,
+    BlockedClient, Command, Count, DECISIONS_MAX, Effect, Field, Gauges, Hash, Holder, Known,
+    LockRef, Locks, Now, Outcome, Permits, PermitsHolders, PermitsReading, Purpose, Read,
+    SessionLimits, Stored, Subject, Task, Token, Turn, Wait, Write,
 };
 use std::collections::BTreeMap;
 
@@ -22,9 +22,9 @@ fn words(command: &str) -> impl Iterator<Item = &[u8]> {
 fn held_until(ends_at: i64) -> Stored {
     Stored::Plain(Hash {
         own: None,
-        token: Token::new(7),
+        token: Known::read(Token::new(7)),
         others: true,
-        ends_at: Some(ends_at),
+        ends_at: Known::read(Some(ends_at)),
     })
 }
 
@@ -405,9 +405,9 @@ fn in_portions(locks: &mut Locks, now: Now, of: impl Fn(&Locks, &[Effect]) -> us
         while let Some(task) = locks.next_task(&mut turn, now) {
             let own = Hash {
                 own: Some(Count::Valid(1)),
-                token: None,
+                token: Known::read(None),
                 others: false,
-                ends_at: Some(now.wall_ms() + 1000),
+                ends_at: Known::read(Some(now.wall_ms() + 1000)),
             };
             locks.decide(
                 &mut turn,

@@ -3,8 +3,8 @@
 
 use rlock_core::request::{Acquire, Events, MultiAcquire};
 use rlock_core::{
-    Command, Count, EventKind, Hash, Locks, Now, Outcome, Read, SessionId, SessionLimits, Stored,
-    Token, Turn,
+    Command, Count, EventKind, Hash, Known, Locks, Now, Outcome, Read, SessionId, SessionLimits,
+    Stored, Token, Turn,
 };
 
 const NOW: Now = Now {
@@ -19,9 +19,9 @@ fn words(command: &str) -> impl Iterator<Item = &[u8]> {
 fn held(own: bool) -> Stored {
     Stored::Plain(Hash {
         own: own.then_some(Count::Valid(1)),
-        token: Token::new(7),
+        token: Known::read(Token::new(7)),
         others: !own,
-        ends_at: Some(2_000_000),
+        ends_at: Known::read(Some(2_000_000)),
     })
 }
 

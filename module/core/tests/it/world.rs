@@ -8,8 +8,8 @@ use crate::life::{Call, HoldName, Name};
 use crate::twin::{Heard, PermitsRequest, Reply, Twin, TwinWaiter, Waits};
 use rlock_core::request::{Acquire, Cancel, Release, Renew, WaitMode};
 use rlock_core::{
-    BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Grant, Keys, Lease,
-    LockKey, LockRef, Locks, Mode, NEVER, Now, Outcome, Purpose, Read, ReadWrite, SessionLimits,
+    BlockedClient, Command, CommandError, Counters, DECISIONS_MAX, Effect, Grant, Keys, Known,
+    Lease, LockKey, LockRef, Locks, Mode, Now, Outcome, Purpose, Read, ReadWrite, SessionLimits,
     SessionRef, Stored, Subject, Task, Token, Turn, Value as Written, Wait, WaitOutcome, WaiterId,
     Write,
 };
@@ -1453,17 +1453,22 @@ fn places_named(command: Command<'_>, db: i32) -> Vec<Place> {
     }
 }
 
-/// What is read for a task: not the end of a lease that does not count.
+/// What is read for a task: not the ends and tokens that the decision does not need.
 pub(crate) fn as_needed(task: &Task, stored: Stored) -> Stored {
     match stored {
-        Stored::Plain(mut hash) if !task.needs_end(hash.own, hash.others) => {
-            hash.ends_at = None;
+        Stored::Plain(mut hash) => {
+            if !task.needs_end(hash.own, hash.others) {
+                hash.ends_at = Known::NOT_READ;
+            }
+            if !task.needs_token(hash.own) {
+                hash.token = Known::NOT_READ;
+            }
             Stored::Plain(hash)
         }
         Stored::ReadWrite(mut hash) if !needs_readers_ends(task, &hash) => {
-            hash.ends_at = None;
+            hash.ends_at = Known::NOT_READ;
             if let Some(own) = &mut hash.own_read {
-                own.ends_at = NEVER;
+                own.ends_at = Known::NOT_READ;
             }
             Stored::ReadWrite(hash)
         }

@@ -13,9 +13,10 @@ use rlock_core::request::{
 };
 use rlock_core::{
     BlockedClient, Command, CommandError, Count, Effect, GRACE_MS_MAX, HOLD_COUNT_MAX, Hash,
-    INTEGER_MAX, Keys, Lease, LockRef, Locks, Mode, NEVER, Now, Outcome, PERMITS_MAX, Permits,
-    PermitsHash, PermitsHold, PermitsRequest, Purpose, Read, ReadHold, ReadWrite, Room, SessionId,
-    SessionLimits, SessionRef, Stored, Subject, Token, Turn, Wait, WaitOutcome, WaiterId, Write,
+    INTEGER_MAX, Keys, Known, Lease, LockRef, Locks, Mode, NEVER, Now, Outcome, PERMITS_MAX,
+    Permits, PermitsHash, PermitsHold, PermitsRequest, Purpose, Read, ReadHold, ReadWrite, Room,
+    SessionId, SessionLimits, SessionRef, Stored, Subject, Token, Turn, Wait, WaitOutcome,
+    WaiterId, Write,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -136,9 +137,9 @@ impl<'a> Core<'a> {
                 let own = self.maybe_count();
                 Stored::Plain(Hash {
                     own,
-                    token: self.token(),
+                    token: Known::read(self.token()),
                     others: own.is_none() || self.choices.one_in(4),
-                    ends_at: self.maybe_moment(),
+                    ends_at: Known::read(self.maybe_moment()),
                 })
             }
             _ => self.read_write(),
@@ -193,7 +194,7 @@ impl<'a> Core<'a> {
         let own_read = self.maybe_count().map(|count| ReadHold {
             count,
             token: self.token(),
-            ends_at: self.moment(),
+            ends_at: Known::read(self.moment()),
         });
         let others_read = self.choices.one_in(3).then(|| self.moment());
         let is_nobody = own_write.is_none() && own_read.is_none() && others_read.is_none();
@@ -202,7 +203,7 @@ impl<'a> Core<'a> {
             own_read,
             others_write: is_nobody || self.choices.one_in(4),
             others_read,
-            ends_at: self.maybe_moment(),
+            ends_at: Known::read(self.maybe_moment()),
             is_partial: self.choices.one_in(4),
         })
     }

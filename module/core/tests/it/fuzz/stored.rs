@@ -294,7 +294,7 @@ impl World {
     fn own_end(&self, owner: &[u8], mode: Mode) -> i64 {
         let key_end = self.space.get(&self.at).and_then(|entry| entry.ends_at);
         let own_end = match self.read(owner, ReadDepth::Whole, Reading::All) {
-            Stored::ReadWrite(hash) if mode == Mode::Read => hash.own_read.map(|own| own.ends_at),
+            Stored::ReadWrite(hash) if mode == Mode::Read => hash.own_read.map(|own| own.ends_at()),
             _ => None,
         };
         let end = key_end.unwrap_or(i64::MAX);
