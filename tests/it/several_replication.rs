@@ -14,7 +14,7 @@ const CLIENTS: u64 = 8;
 const COMMANDS_EACH: usize = 250;
 
 /// Traffic of all clients at once; an observer looks for two holders that exclude each other.
-pub(super) fn traffic(server: &Server, seed: u64) {
+fn traffic(server: &Server, seed: u64) {
     let working = AtomicUsize::new(usize::try_from(CLIENTS).unwrap());
     thread::scope(|scope| {
         for client in 0..CLIENTS {
@@ -147,7 +147,7 @@ fn one_command(random: &mut Random, session: &str) -> String {
 }
 
 /// What is held at the end, and long enough to compare, whatever the traffic has left.
-pub(super) fn hold_some(server: &Server) {
+fn hold_some(server: &Server) {
     let mut conn = server.connect();
     for command in [
         "RLOCK.ACQUIRE left0 alice 600000 READ",
@@ -168,7 +168,7 @@ pub(super) fn hold_some(server: &Server) {
 }
 
 /// All keys with their contents and expiries.
-pub(super) fn keyspace(server: &Server) -> BTreeMap<String, (Vec<String>, i64)> {
+fn keyspace(server: &Server) -> BTreeMap<String, (Vec<String>, i64)> {
     let mut conn = server.connect();
     let mut names = Vec::new();
     // Those that have run out are named no more, but the server counts them until it removes them.
@@ -192,7 +192,7 @@ pub(super) fn keyspace(server: &Server) -> BTreeMap<String, (Vec<String>, i64)> 
 }
 
 #[test]
-pub(super) fn a_replica_equals_its_primary_after_random_traffic() {
+fn a_replica_equals_its_primary_after_random_traffic() {
     for plain in [true, false] {
         let pair = if plain {
             Pair::with_plain_replica()
@@ -238,7 +238,7 @@ fn the_append_only_file_replays_without_the_module() {
 }
 
 #[test]
-pub(super) fn an_append_only_file_written_anew_holds_the_same() {
+fn an_append_only_file_written_anew_holds_the_same() {
     let mut server = Server::builder().config("appendonly yes").start();
     traffic(&server, u64::from(server.process_id()));
     hold_some(&server);
@@ -256,7 +256,7 @@ pub(super) fn an_append_only_file_written_anew_holds_the_same() {
 
 /// Readers and writers of a few locks, each of which checks who else is inside.
 #[test]
-pub(super) fn no_writer_is_inside_beside_anybody_and_all_get_their_turn() {
+fn no_writer_is_inside_beside_anybody_and_all_get_their_turn() {
     const THREADS: usize = 10;
     const ROUNDS: usize = 60;
     let server = Server::start();
