@@ -365,6 +365,91 @@ fn keyspace_notifications_are_those_of_the_plain_commands() {
     events("RLOCK.BREAK k", &["del"]);
 }
 
+/// The events of each key, and the messages of each channel, in order.
+fn heard(listener: &mut Conn) -> BTreeMap<String, Vec<String>> {
+    listener.settle();
+    let mut heard = BTreeMap::<_, Vec<_>>::new();
+    while let Some(told) = listener.read_now() {
+        let [_, _, channel, text] = <[String; 4]>::try_from(told.texts()).expect("a pmessage");
+        heard.entry(channel).or_default().push(text);
+    }
+    heard
+}
+
+#[test]
+fn a_listener_hears_of_each_key_the_same_at_a_replica_as_at_the_primary() {
+    let notifying = || Server::builder().config("notify-keyspace-events KA");
+    let pair = Pair::of(notifying(), notifying().without_module());
+    until("the replica is online", || {
+        let replication = pair.primary.run("INFO replication").text();
+        replication.contains("state=online")
+    });
+    let mut listeners = [&pair.primary, &pair.replica].map(|server| {
+        let mut listener = server.connect();
+        listener.run("PSUBSCRIBE __keyspace@0__:* redisson_*");
+        // The reply to the second pattern.
+        listener.read();
+        listener
+    });
+    let mut waiters: Vec<Conn> = Vec::new();
+    let mut conn = pair.primary.connect();
+    // The later a lease begins, the longer it is: whether it ends later and moves the end of the
+    // key must not depend on the clock.
+    for command in [
+        "RLOCK.ACQUIRE k alice 30000",
+        "RLOCK.ACQUIRE k alice 30000",
+        "RLOCK.ACQUIRE k bob 30000 BLOCK 0",
+        "RLOCK.RENEW k alice 30000",
+        "RLOCK.RELEASE k alice",
+        "RLOCK.RELEASE k alice",
+        "RLOCK.RELEASE k bob",
+        "RLOCK.ACQUIRE k alice 30000",
+        "RLOCK.BREAK k",
+        "RLOCK.ACQUIRE r alice 30000 READ",
+        "RLOCK.ACQUIRE r bob 35000 READ",
+        "RLOCK.ACQUIRE r bob 40000 READ",
+        "RLOCK.RENEW r bob 50000 READ",
+        "RLOCK.RELEASE r bob READ LEASE 60000",
+        "RLOCK.RELEASE r bob READ",
+        "RLOCK.RELEASE r alice READ",
+        "RLOCK.ACQUIRE r alice 30000 WRITE",
+        "RLOCK.ACQUIRE r alice 35000 READ",
+        "RLOCK.RELEASE r alice WRITE",
+        "RLOCK.ACQUIRE r bob 30000 WRITE BLOCK 0",
+        "RLOCK.RELEASE r alice READ",
+        "RLOCK.RELEASE r bob WRITE",
+        "RLOCK.LIMIT s 3",
+        "RLOCK.ACQUIRE s alice 30000 PERMITS 2",
+        "RLOCK.ACQUIRE s bob 35000 PERMITS 1",
+        "RLOCK.RELEASE s alice PERMITS 1",
+        "RLOCK.RELEASE s alice PERMITS 1",
+        "RLOCK.RENEW s bob 40000 PERMITS",
+        "RLOCK.LIMIT s 0",
+        "RLOCK.RELEASE s bob PERMITS 1",
+        "RLOCK.MACQUIRE alice 30000 3 a b c",
+        "RLOCK.ACQUIRE b bob 30000 BLOCK 0",
+        "RLOCK.MRENEW alice 30000 3 a b c",
+        "RLOCK.MRELEASE alice 3 a b c",
+        "RLOCK.RELEASE b bob",
+        "SET k text",
+        "DEL k",
+    ] {
+        if command.contains(" BLOCK ") {
+            waiters.push(pair.primary.blocked_in(command));
+        } else {
+            assert!(!conn.run(command).is_error(), "{command}");
+        }
+    }
+    for waiter in &mut waiters {
+        waiter.read().held();
+    }
+    pair.settle();
+    let [at_primary, at_replica] = listeners.each_mut().map(heard);
+    let events: usize = at_primary.values().map(Vec::len).sum();
+    assert!(events > 80, "{at_primary:?}");
+    assert_eq!(at_primary, at_replica);
+}
+
 #[test]
 fn an_expired_lock_is_notified_once() {
     let server = Server::builder()
@@ -653,6 +738,41 @@ fn keyspace(server: &Server, from_ms: i64) -> BTreeMap<String, (BTreeMap<String,
         (name, (fields, end))
     });
     locks.filter(|(_, (_, end))| *end > from_ms).collect()
+}
+
+/// A module hears of a new key in the midst of a change. Its write must reach replicas after our
+/// writes that came before it.
+#[test]
+fn a_write_of_another_module_when_a_key_is_made_keeps_its_place() {
+    let pair = Pair::start();
+    pair.primary.load_c_module("meddler");
+    let mut conn = pair.primary.connect();
+    let mut meddle = |before: &[&str], on: &str, command: &str| {
+        for command in before {
+            conn.run(*command);
+        }
+        conn.run(format!("MEDDLER.ON new {on}"));
+        conn.run(command);
+        pair.settle();
+        for what in ["DEBUG DIGEST", "PEXPIRETIME a", "PEXPIRETIME k"] {
+            let [primary, replica] = [&pair.primary, &pair.replica].map(|server| server.run(what));
+            assert_eq!(primary, replica, "{what}, {on}: {command}");
+        }
+        conn.run("FLUSHALL");
+    };
+    meddle(&[], "b 0 DEL a", "RLOCK.MACQUIRE o 600000 2 a b");
+    meddle(&[], "b 0 EXPIRE a 500", "RLOCK.MACQUIRE o 600000 2 a b");
+    let reads = ["RLOCK.ACQUIRE l o 600000 READ"; 2];
+    let timeout = "{l}:o:rwlock_timeout";
+    let deletes = format!("{timeout}:3 0 DEL {timeout}:2");
+    meddle(&reads, &deletes, "RLOCK.ACQUIRE l o 700000 READ");
+    let waits = [
+        "RLOCK.ACQUIRE k o1 600000",
+        "RLOCK.EVENTS s GRACE 60000",
+        "RLOCK.ACQUIRE k o2 600000 QUEUE 0 SESSION s",
+    ];
+    meddle(&waits, "k 0 HSET k created 1", "RLOCK.RELEASE k o1");
+    assert_eq!(pair.primary.run("MEDDLER.DONE"), 4);
 }
 
 #[test]

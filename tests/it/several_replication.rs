@@ -222,6 +222,89 @@ fn a_replica_equals_its_primary_after_random_traffic() {
     }
 }
 
+/// Permits of all sizes, and their limits.
+fn permits(server: &Server, seed: u64, is_over: &AtomicBool) {
+    let (mut conn, mut random) = (server.connect(), Random::new(seed ^ 7));
+    while !is_over.load(Ordering::Relaxed) {
+        let name = random.pick(&["sem0", "sem1"]);
+        let owner = format!("owner{}", random.below(5));
+        let (n, lease) = (1 + random.below(3), random.pick(&["9", "600000"]));
+        let command = match random.below(10) {
+            0..=3 => format!("RLOCK.ACQUIRE {name} {owner} {lease} PERMITS {n} OF 5 ONCE"),
+            4 => format!("RLOCK.ACQUIRE {name} {owner} {lease} PERMITS 1 OF 5 ONCE BLOCK 5"),
+            5..=6 => format!("RLOCK.RELEASE {name} {owner} PERMITS 1"),
+            7 => format!("RLOCK.RENEW {name} {owner} {lease} PERMITS"),
+            8 => format!("RLOCK.LIMIT {name} {}", random.below(5)),
+            _ => format!("RLOCK.BREAK {name}"),
+        };
+        conn.run(command);
+    }
+    conn.run("DEL sem0 sem1");
+    conn.run("RLOCK.LIMIT sem0 0").int();
+    conn.run("RLOCK.LIMIT sem1 0").int();
+}
+
+/// Readers and writers, and scripts of other programs that write to their keys.
+fn foreign_writes(server: &Server, seed: u64, is_over: &AtomicBool) {
+    let (mut conn, mut random) = (server.connect(), Random::new(seed ^ 0b1101));
+    while !is_over.load(Ordering::Relaxed) {
+        let name = random.pick(&["f0", "f1"]);
+        let owner = format!("owner{}", random.below(4));
+        let mode = random.pick(&["READ", "READ", "WRITE", ""]);
+        let command = match random.below(10) {
+            0..=3 => format!("RLOCK.ACQUIRE {name} {owner} 600000 {mode}"),
+            4 => format!("RLOCK.RELEASE {name} {owner} {mode}"),
+            5 => format!("HDEL {name} {owner}"),
+            6 => format!("DEL {{{name}}}:{owner}:rwlock_timeout:1"),
+            7 => format!("PEXPIRE {{{name}}}:{owner}:rwlock_timeout:1 5"),
+            8 => format!("HINCRBY {name} {owner} 1"),
+            _ => format!("PEXPIRE {name} {}", 1 + random.below(20)),
+        };
+        conn.run(command.trim_end());
+    }
+    // A hash without an expiry would stay.
+    conn.run("DEL f0 f1");
+}
+
+/// Sets the flag at its end, also if the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn replica_and_files_equal_the_primary_with_permits_and_foreign_writes_too() {
+    let with_file = || Server::builder().config("appendonly yes");
+    let pair = Pair::of(with_file(), with_file());
+    let seed = u64::from(pair.primary.process_id());
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| permits(&pair.primary, seed, &is_over));
+        scope.spawn(|| foreign_writes(&pair.primary, seed, &is_over));
+        let _over = Over(&is_over);
+        traffic(&pair.primary, seed);
+    });
+    hold_some(&pair.primary);
+    let mut conn = pair.primary.connect();
+    conn.run("RLOCK.LIMIT sem0 4").int();
+    conn.run("RLOCK.ACQUIRE sem0 left 600000 PERMITS 2").held();
+    pair.settle();
+    let held = keyspace(&pair.primary);
+    assert!(held.len() >= 10, "there is something to compare: {held:?}");
+    let digest = |server: &Server| server.run("DEBUG DIGEST").text();
+    let before = digest(&pair.primary);
+    assert_eq!(held, keyspace(&pair.replica), "seed {seed}");
+    assert_eq!(before, digest(&pair.replica), "seed {seed}");
+    for server in [&pair.primary, &pair.replica] {
+        assert_eq!(server.run("DEBUG LOADAOF"), "OK");
+        assert_eq!(held, keyspace(server), "the file, seed {seed}");
+        assert_eq!(before, digest(server), "the file, seed {seed}");
+    }
+}
+
 #[test]
 fn the_append_only_file_replays_without_the_module() {
     let mut server = Server::builder()
