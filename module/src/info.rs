@@ -1,7 +1,6 @@
 //! `INFO rlock`: counters of all past events, and the present numbers of waiters and sessions.
 
 use crate::clock;
-use crate::config::REPLICATE;
 use crate::ffi::{self, InfoPage, InfoSection};
 use crate::memory::state;
 use rlock_core::{Histogram, PatternCounters};
@@ -14,8 +13,6 @@ pub(crate) struct Section;
 impl InfoSection for Section {
     fn fill(page: &InfoPage) {
         let now = clock::now();
-        let (applied, refused) =
-            state::with(|state| (state.changes_applied, state.changes_refused));
         let (counters, gauges, delay_ms, patterns) = state::with(|state| {
             let locks = &state.locks;
             let delay_ms = locks.grant_delay_left_ms(now);
@@ -45,9 +42,6 @@ impl InfoSection for Section {
         page.number(c"sessions", size(gauges.sessions));
         page.number(c"session_holds", size(gauges.session_holds));
         page.number(c"unfetched_events", size(gauges.unfetched_events));
-        page.number(c"replicate_compact", u64::from(REPLICATE.is_compact()));
-        page.number(c"changes_applied", applied);
-        page.number(c"changes_refused", refused);
         page.number(c"calls_refused", ffi::calls_refused());
         page.number(c"grant_delay_left_ms", u64::try_from(delay_ms).unwrap_or(0));
         histogram(page, c"wait_ms", &counters.wait_ms);

@@ -26,8 +26,6 @@ mod scripts;
 use std::path::Path;
 use std::process::ExitCode;
 
-use rlock_tests::Conn;
-
 use counted::Counted;
 use figures::Figures;
 use operations::{Operation, UNPUBLISHED};
@@ -85,23 +83,12 @@ fn count(server: &mut Counted, operation: &Operation) -> u64 {
     };
     let set = format!("CONFIG SET rlock.publish {publish}");
     assert_eq!(server.conn().run(set), "OK");
-    let form = if operations::is_compact(operation.name) {
-        "compact"
-    } else {
-        "plain"
-    };
-    set_form(server.conn(), form);
     server.run(&for_keys(&operation.before));
     let steps = for_keys(&operation.steps);
     let cost = difference(server, KEYS, |server| server.run(&steps));
     server.keep_profile(operation.name);
     server.run(&for_keys(&operation.after));
     cost
-}
-
-fn set_form(conn: &mut Conn, form: &str) {
-    let set = format!("CONFIG SET rlock.replicate {form}");
-    assert_eq!(conn.run(set), "OK");
 }
 
 /// The instructions of each of the `many` operations that `run` does.

@@ -36,11 +36,6 @@ pub(crate) const YARDSTICK: &str = "SET NX PX + DEL";
 /// This one is counted with `rlock.publish off`.
 pub(crate) const UNPUBLISHED: &str = "ACQUIRE + RELEASE, publish off";
 
-/// What is counted with `rlock.replicate compact`.
-pub(crate) fn is_compact(name: &str) -> bool {
-    name.ends_with(", compact")
-}
-
 pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
     let (by_script, simple) = (scripts.clone(), scripts.clone());
     vec![
@@ -51,18 +46,13 @@ pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
         }),
         operation("ACQUIRE + RELEASE", |key| pair(key, "", "")),
         operation(UNPUBLISHED, |key| pair(key, "", "")),
-        operation("ACQUIRE + RELEASE, compact", |key| pair(key, "", "")),
         operation("ACQUIRE READ + RELEASE READ", |key| {
-            pair(key, " READ", " READ")
-        }),
-        operation("ACQUIRE READ + RELEASE READ, compact", |key| {
             pair(key, " READ", " READ")
         }),
         operation("ACQUIRE WRITE + RELEASE WRITE", |key| {
             pair(key, " WRITE", " WRITE")
         }),
         operation("MACQUIRE + MRELEASE of three", pair_of_three),
-        operation("MACQUIRE + MRELEASE of three, compact", pair_of_three),
         of_held("re-entry + RELEASE", |key| {
             let reentry = acquire(key, OWNER, "", "[2, _]");
             vec![reentry, release(key, OWNER, "", "1")]

@@ -1,6 +1,5 @@
-//! What ACQUIRE + RELEASE costs those whom a primary tells of it, in both settings of
-//! `rlock.replicate`: bytes of the replication stream and of the append-only file, and instructions
-//! of a replica.
+//! The cost of ACQUIRE + RELEASE where it is replicated: bytes of the replication stream and of the
+//! append-only file, and instructions of a replica.
 
 use std::path::Path;
 
@@ -9,7 +8,7 @@ use rlock_tests::{Conn, Server, in_sync};
 use crate::counted::{Counted, expect};
 use crate::figures::Figures;
 use crate::operations::{OWNER, Step, pair};
-use crate::{KEYS, difference, set_form};
+use crate::{KEYS, difference};
 
 pub(crate) fn count(folder: &Path, figures: &mut Figures) {
     let primary = Server::builder()
@@ -18,16 +17,10 @@ pub(crate) fn count(folder: &Path, figures: &mut Figures) {
         // Among the replica's commands are to be ours alone.
         .config("repl-ping-replica-period 3600")
         .start();
-    for (form, bytes_of_file) in [
-        ("plain", "bytes in the AOF"),
-        ("compact", "bytes in the AOF, compact"),
-    ] {
-        set_form(&mut primary.connect(), form);
-        let before = written(&primary, "aof_current_size");
-        run(&mut primary.connect());
-        let bytes = written(&primary, "aof_current_size") - before;
-        figures.add(bytes_of_file, bytes / KEYS as u64);
-    }
+    let before = written(&primary, "aof_current_size");
+    run(&mut primary.connect());
+    let bytes = written(&primary, "aof_current_size") - before;
+    figures.add("bytes in the AOF", bytes / KEYS as u64);
 
     let mut replica = Counted::start(folder);
     let replicaof = format!("REPLICAOF 127.0.0.1 {}", primary.port());
@@ -46,32 +39,22 @@ pub(crate) fn count(folder: &Path, figures: &mut Figures) {
         subscriber.read_now().is_some()
     });
     subscriber.close();
-    for (form, bytes_in_stream, instructions) in [
-        ("plain", "bytes to a replica", "a replica"),
-        (
-            "compact",
-            "bytes to a replica, compact",
-            "a replica, compact",
-        ),
-    ] {
-        set_form(&mut primary.connect(), form);
-        let before = written(&primary, "master_repl_offset");
-        run(&mut primary.connect());
-        let bytes = written(&primary, "master_repl_offset") - before;
-        figures.add(bytes_in_stream, bytes / KEYS as u64);
-        let cost = difference(&mut replica, KEYS * TIMES_EACH, |replica| {
-            // All of it is there when the replica looks.
-            replica.server.freeze();
-            let mut conn = primary.connect();
-            (0..TIMES_EACH).for_each(|_| run(&mut conn));
-            // Sent on the connection of the last write, it is answered when the replica has that.
-            conn.send("WAIT 1 0");
-            replica.server.thaw();
-            assert_eq!(conn.read(), 1);
-        });
-        replica.keep_profile(instructions);
-        figures.add(instructions, cost);
-    }
+    let before = written(&primary, "master_repl_offset");
+    run(&mut primary.connect());
+    let bytes = written(&primary, "master_repl_offset") - before;
+    figures.add("bytes to a replica", bytes / KEYS as u64);
+    let cost = difference(&mut replica, KEYS * TIMES_EACH, |replica| {
+        // All of it is there when the replica looks.
+        replica.server.freeze();
+        let mut conn = primary.connect();
+        (0..TIMES_EACH).for_each(|_| run(&mut conn));
+        // Sent on the connection of the last write, it is answered when the replica has that.
+        conn.send("WAIT 1 0");
+        replica.server.thaw();
+        assert_eq!(conn.read(), 1);
+    });
+    replica.keep_profile("a replica");
+    figures.add("a replica", cost);
 }
 
 /// The same at a primary that has a replica.
@@ -87,15 +70,10 @@ pub(crate) fn count_primary(folder: &Path, figures: &mut Figures) {
         subscriber.read_now().is_some()
     });
     subscriber.close();
-    for (form, name) in [
-        ("plain", "ACQUIRE + RELEASE with a replica"),
-        ("compact", "ACQUIRE + RELEASE with a replica, compact"),
-    ] {
-        set_form(primary.conn(), form);
-        let cost = difference(&mut primary, KEYS, |primary| run(primary.conn()));
-        primary.keep_profile(name);
-        figures.add(name, cost);
-    }
+    let name = "ACQUIRE + RELEASE with a replica";
+    let cost = difference(&mut primary, KEYS, |primary| run(primary.conn()));
+    primary.keep_profile(name);
+    figures.add(name, cost);
 }
 
 /// So many pairs for each key make what the replica does besides small.

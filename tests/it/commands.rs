@@ -1523,30 +1523,3 @@ fn the_hold_count_of_several_does_not_overflow() {
     assert_eq!(count, 2_147_483_647);
     assert_eq!(conn.run("HGET x fence"), format!("t{token}"));
 }
-
-#[test]
-fn apply_is_refused_from_wherever_clients_send_it() {
-    let server = Server::start();
-    server.load_c_module("caller");
-    let mut conn = server.connect();
-    conn.take("k", "alice");
-    // It would delete the key.
-    let apply = ["RLOCK.APPLY", "k", "\n"];
-    let refusal = "ERR RLOCK.APPLY is what a primary tells its replicas and its append-only file, \
-                   and no command for clients";
-    assert_eq!(conn.cmd(&apply).error(), refusal);
-    conn.run("MULTI");
-    conn.cmd(&apply);
-    assert_eq!(conn.run("EXEC").array()[0].error(), refusal);
-    let script = ["EVAL", "return redis.pcall('RLOCK.APPLY', 'k', '\\n')", "0"];
-    assert_eq!(conn.cmd(&script).error(), refusal);
-    assert!(
-        conn.cmd(&[&["CALLER.CALL"], &apply[..]].concat())
-            .is_error()
-    );
-    let guarded = [&["RLOCK.GUARD", "k", "alice", "CALL"], &apply[..]].concat();
-    let error = conn.cmd(&guarded).error();
-    assert!(error.contains("it is one of RLOCK itself"), "{error}");
-    assert_eq!(server.holder("k").as_deref(), Some("alice"));
-    assert_eq!(server.info_number("rlock_changes_applied"), 0);
-}

@@ -91,10 +91,6 @@ fn each_command_takes_the_options_that_it_declares_and_no_other() {
     let words: BTreeSet<_> = declared.values().flatten().map(String::as_str).collect();
     assert_eq!(known, words, "what the parser knows, and what is declared");
     for (name, options) in &declared {
-        // It is refused whatever a client says.
-        if name == "RLOCK.APPLY" {
-            continue;
-        }
         for word in &words {
             let arguments = match name.as_str() {
                 "RLOCK.CANCEL" | "RLOCK.RELEASE" | "RLOCK.GUARD" => "free owner",

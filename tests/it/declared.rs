@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rlock_tests::{Conn, Server, Version, is_compact, module_path, until};
+use rlock_tests::{Conn, Server, Version, module_path, until};
 
 /// Command, arity, flags, standard ACL categories.
-const COMMANDS: [(&str, i64, &[&str], &[&str]); 16] = [
+const COMMANDS: [(&str, i64, &[&str], &[&str]); 15] = [
     (
         "rlock.acquire",
         -4,
@@ -36,12 +36,6 @@ const COMMANDS: [(&str, i64, &[&str], &[&str]); 16] = [
     ("rlock.mrelease", -4, &["write"], &["write"]),
     ("rlock.mrenew", -5, &["write"], &["write"]),
     ("rlock.guard", -5, &["write"], &["write"]),
-    (
-        "rlock.apply",
-        -3,
-        &["write", "fast"],
-        &["write", "fast", "dangerous"],
-    ),
 ];
 
 /// As other modules do, so that what is loaded can be told.
@@ -157,10 +151,6 @@ fn documentation() {
                 key.get("flags").texts().contains(&"multiple".to_owned()),
                 "{name}"
             );
-        } else if name == "rlock.apply" {
-            // A pair of words, of which there may be many.
-            let pair = &docs.get("arguments").array()[0];
-            assert_eq!(pair.get("type"), &"block");
         } else if !["rlock.list", "rlock.log", "rlock.sessions", "rlock.events"].contains(&name) {
             let first = &docs.get("arguments").array()[0];
             assert_eq!(
@@ -349,8 +339,6 @@ fn options_with_their_defaults() {
         .collect();
     assert_eq!(told["rlock.publish"], "auto");
     assert_eq!(told["rlock.wake-fair-queue"], "yes");
-    // The harness may say otherwise.
-    assert!(is_compact() || told["rlock.replicate"] == "plain");
     assert_eq!(told["rlock.max-waiters-per-lock"], "100000");
     assert_eq!(told["rlock.max-sessions"], "100000");
     assert_eq!(told["rlock.max-events-per-session"], "100000");

@@ -9,7 +9,7 @@ use rlock_tests::{Cluster, Conn, Pair, Server};
 use super::commands_doc::tables;
 
 /// Each command, and where in it what could be wrong stands.
-const COMMANDS: [(&str, &str); 16] = [
+const COMMANDS: [(&str, &str); 15] = [
     ("ACQUIRE", "KEY OWNER LEASE OPTIONS"),
     ("RELEASE", "KEY OWNER OPTIONS"),
     ("RENEW", "KEY OWNER LEASE OPTIONS"),
@@ -25,7 +25,6 @@ const COMMANDS: [(&str, &str); 16] = [
     ("MRELEASE", "OWNER NUMKEYS KEY OPTIONS"),
     ("MRENEW", "OWNER LEASE NUMKEYS KEY OPTIONS"),
     ("GUARD", "KEY OWNER OPTIONS CALL"),
-    ("APPLY", "KEY OWNER"),
 ];
 
 /// What stands there if nothing is said. `#` is another number in each round, so that none

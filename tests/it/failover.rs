@@ -9,7 +9,7 @@ use crate::everybody::{Everybody, holds};
 const DEMOTED: &[&str] = &["UNBLOCKED "];
 
 #[test]
-pub(super) fn an_ordered_failover_keeps_the_holds_and_sends_the_waiters_away() {
+fn an_ordered_failover_keeps_the_holds_and_sends_the_waiters_away() {
     let watched = Sentinels::start();
     let (old, new) = (watched.primary(), watched.replica());
     let everybody = Everybody::at(old, "{t}");
@@ -27,7 +27,7 @@ pub(super) fn an_ordered_failover_keeps_the_holds_and_sends_the_waiters_away() {
 }
 
 #[test]
-pub(super) fn sentinels_that_replace_a_dead_primary_keep_the_holds() {
+fn sentinels_that_replace_a_dead_primary_keep_the_holds() {
     let mut watched = Sentinels::start();
     let everybody = Everybody::at(watched.primary(), "{t}");
     let largest = everybody.largest;
@@ -50,7 +50,7 @@ pub(super) fn sentinels_that_replace_a_dead_primary_keep_the_holds() {
 /// What the old one grants in that moment has a smaller token than all that the new one grants, so
 /// a store that looks at tokens refuses it.
 #[test]
-pub(super) fn what_a_deposed_primary_grants_has_smaller_tokens_than_its_successors_grants() {
+fn what_a_deposed_primary_grants_has_smaller_tokens_than_its_successors_grants() {
     let watched = Sentinels::start();
     let (old, new) = (watched.primary(), watched.replica());
     let mut alice = old.connect();
@@ -75,7 +75,7 @@ pub(super) fn what_a_deposed_primary_grants_has_smaller_tokens_than_its_successo
 }
 
 #[test]
-pub(super) fn a_failover_in_good_order_keeps_every_kind_of_hold() {
+fn a_failover_in_good_order_keeps_every_kind_of_hold() {
     let pair = Pair::start();
     let everybody = Everybody::at(&pair.primary, "{t}");
     let largest = everybody.largest;

@@ -418,7 +418,7 @@ fn a_server_that_becomes_a_replica_tells_its_waiters() {
 }
 
 #[test]
-pub(super) fn a_failover_keeps_the_hold_and_ends_the_waits() {
+fn a_failover_keeps_the_hold_and_ends_the_waits() {
     let pair = Pair::start();
     let (_alice, mut bob) = held_with_a_waiter(&pair.primary);
     let token = pair.primary.run("RLOCK.INFO k").get("token").int();
@@ -439,7 +439,7 @@ pub(super) fn a_failover_keeps_the_hold_and_ends_the_waits() {
 }
 
 #[test]
-pub(super) fn nothing_is_written_while_writes_are_paused() {
+fn nothing_is_written_while_writes_are_paused() {
     let server = Server::builder()
         .config("repl-ping-replica-period 3600")
         .start();

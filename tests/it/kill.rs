@@ -187,7 +187,7 @@ fn all_goes_on(server: &Server, clients: &[Client]) {
 }
 
 #[test]
-pub(super) fn with_every_write_on_disk_a_kill_loses_nothing_that_was_acknowledged() {
+fn with_every_write_on_disk_a_kill_loses_nothing_that_was_acknowledged() {
     let how = Server::builder()
         .config("appendonly yes")
         .config("appendfsync always");
@@ -218,7 +218,7 @@ fn a_server_without_the_module_finds_the_same_after_a_kill() {
 /// What is lost is the end of the history, the same for all, and not more of it than the server
 /// says: a second, or two if the disk is slow.
 #[test]
-pub(super) fn with_everysec_a_kill_loses_only_the_end_of_the_history() {
+fn with_everysec_a_kill_loses_only_the_end_of_the_history() {
     let mut server = Server::builder()
         .config("appendonly yes")
         .config("appendfsync everysec")

@@ -58,8 +58,6 @@ mod several_replication; // the same of readers, writers and several locks at on
 
 mod golden; // what earlier versions have left: files, and what their clients send
 
-mod compact; // changes that are told in few bytes
-
 mod atomic_migration; // slots that move as a whole
 mod attacks; // what was found by attacking the loop
 mod hostile; // any bytes, any keyspace

@@ -448,7 +448,7 @@ fn holders_that_never_release_leave_no_fields_for_long() {
 // --- Replication --------------------------------------------------------------------------------
 
 #[test]
-pub(super) fn permits_reach_replicas_as_plain_commands() {
+fn permits_reach_replicas_as_plain_commands() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut feed = Feed::of(&server);

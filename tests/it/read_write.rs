@@ -595,7 +595,7 @@ fn info_of_readers_alone_names_no_owner() {
 }
 
 #[test]
-pub(super) fn a_writers_token_is_unknown_after_a_restart_and_a_reentry_mints_one() {
+fn a_writers_token_is_unknown_after_a_restart_and_a_reentry_mints_one() {
     let mut server = Server::builder().config("appendonly yes").start();
     let mut conn = server.connect();
     let token = takes(&mut conn, "alice", "WRITE").1;
@@ -763,7 +763,7 @@ fn notifications_are_those_of_the_plain_commands() {
 }
 
 #[test]
-pub(super) fn replicas_are_told_plain_commands_with_absolute_times() {
+fn replicas_are_told_plain_commands_with_absolute_times() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut feed = Feed::of(&server);
@@ -888,7 +888,7 @@ fn refused_commands_break_no_watch() {
 }
 
 #[test]
-pub(super) fn a_replica_that_is_told_of_readers_and_a_writer_tells_the_same() {
+fn a_replica_that_is_told_of_readers_and_a_writer_tells_the_same() {
     let pair = rlock_tests::Pair::start();
     let mut conn = pair.primary.connect();
     takes(&mut conn, "alice", "READ");

@@ -898,7 +898,7 @@ fn under_memory_pressure_only_acquire_is_refused() {
 }
 
 #[test]
-pub(super) fn nothing_is_written_while_clients_are_paused() {
+fn nothing_is_written_while_clients_are_paused() {
     let server = Server::builder()
         .config("repl-ping-replica-period 3600")
         .start();

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
-use rlock_tests::{Builder, Cluster, Conn, Pair, Reply, Server, aof, in_sync, is_compact, until};
+use rlock_tests::{Builder, Cluster, Conn, Pair, Reply, Server, aof, in_sync, until};
 
 /// Commands that a hardened server usually lacks, and the names of some commands that we could
 /// need.
@@ -187,13 +187,7 @@ fn agrees_with_its_replica_and_its_file(lacks: &[&str], lines: &[&str]) {
     let primary = primary
         .config("appendonly yes")
         .config("appendfsync always");
-    let replica = Server::builder();
-    let replica = if is_compact() {
-        replica.config("rlock.replicate plain")
-    } else {
-        replica.without_module()
-    };
-    let mut pair = Pair::of(primary, replica);
+    let mut pair = Pair::of(primary, Server::builder().without_module());
     story(&pair.primary, |step| {
         pair.settle();
         let (primary, replica) = (keyspace(&pair.primary), keyspace(&pair.replica));
@@ -302,9 +296,6 @@ fn without_command_nothing_is_run_under_a_lock() {
 #[test]
 fn without_publish_releases_are_told_to_replicas_all_the_same() {
     let pair = Pair::of(without(&["PUBLISH"]), Server::builder().without_module());
-    if is_compact() {
-        return; // the replica does not understand it
-    }
     let mut conn = pair.primary.connect();
     conn.take("k", "alice");
     conn.let_go("k", "alice");

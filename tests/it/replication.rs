@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::thread;
 
-use rlock_tests::{Cluster, Conn, Feed, Pair, Random, Server, aof, in_sync, is_compact, until};
+use rlock_tests::{Cluster, Conn, Feed, Pair, Random, Server, aof, in_sync, until};
 
 /// The commands of a grant.
 pub(super) fn grant(name: &str, owner: &str, count: i64, token: i64, end: i64) -> [String; 2] {
@@ -29,7 +29,7 @@ pub(super) fn end_of(conn: &mut Conn, name: &str) -> i64 {
 }
 
 #[test]
-pub(super) fn acquire_is_the_hash_and_the_end_of_the_lease() {
+fn acquire_is_the_hash_and_the_end_of_the_lease() {
     let server = Server::start();
     let mut feed = Feed::of(&server);
     let mut alice = server.connect();
@@ -39,7 +39,7 @@ pub(super) fn acquire_is_the_hash_and_the_end_of_the_lease() {
 }
 
 #[test]
-pub(super) fn a_reentry_is_the_new_count_and_the_new_end() {
+fn a_reentry_is_the_new_count_and_the_new_end() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -54,7 +54,7 @@ pub(super) fn a_reentry_is_the_new_count_and_the_new_end() {
 }
 
 #[test]
-pub(super) fn a_release_is_the_new_count_or_the_deletion_with_the_message() {
+fn a_release_is_the_new_count_or_the_deletion_with_the_message() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -75,7 +75,7 @@ pub(super) fn a_release_is_the_new_count_or_the_deletion_with_the_message() {
 }
 
 #[test]
-pub(super) fn a_renewal_is_the_new_end() {
+fn a_renewal_is_the_new_end() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -86,7 +86,7 @@ pub(super) fn a_renewal_is_the_new_end() {
 }
 
 #[test]
-pub(super) fn a_hand_over_is_one_transaction() {
+fn a_hand_over_is_one_transaction() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -99,7 +99,7 @@ pub(super) fn a_hand_over_is_one_transaction() {
 }
 
 #[test]
-pub(super) fn break_is_replicated_as_a_release() {
+fn break_is_replicated_as_a_release() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -140,7 +140,7 @@ fn pair_in_stream(server: &Server) -> i64 {
 }
 
 #[test]
-pub(super) fn the_message_is_not_kept_for_a_replica_that_is_away() {
+fn the_message_is_not_kept_for_a_replica_that_is_away() {
     let server = Server::start();
     let mut feed = Feed::of(&server);
     let with_message = pair_in_stream(&server);
@@ -150,13 +150,7 @@ pub(super) fn the_message_is_not_kept_for_a_replica_that_is_away() {
         server.info_number("connected_slaves") == 0
     });
     let without = pair_in_stream(&server);
-    // In the compact form it is a bit of a byte, in a command that is there because of it.
-    let message = if is_compact() {
-        "APPLY".len()
-    } else {
-        unlock_message("k").len()
-    };
-    let message = i64::try_from(message).expect("a length");
+    let message = i64::try_from(unlock_message("k").len()).expect("a length");
     assert!(
         without + message < with_message,
         "{without}, {with_message}"
@@ -167,7 +161,7 @@ pub(super) fn the_message_is_not_kept_for_a_replica_that_is_away() {
 }
 
 #[test]
-pub(super) fn a_lease_that_ends_is_a_deletion_and_the_grant_in_this_order() {
+fn a_lease_that_ends_is_a_deletion_and_the_grant_in_this_order() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -189,7 +183,7 @@ pub(super) fn a_lease_that_ends_is_a_deletion_and_the_grant_in_this_order() {
 }
 
 #[test]
-pub(super) fn a_users_deletion_comes_before_the_grant() {
+fn a_users_deletion_comes_before_the_grant() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -205,7 +199,7 @@ pub(super) fn a_users_deletion_comes_before_the_grant() {
 }
 
 #[test]
-pub(super) fn in_a_clients_transaction_there_is_one_transaction() {
+fn in_a_clients_transaction_there_is_one_transaction() {
     let server = Server::start();
     let mut alice = server.connect();
     let mut feed = Feed::of(&server);
@@ -224,7 +218,7 @@ pub(super) fn in_a_clients_transaction_there_is_one_transaction() {
 }
 
 #[test]
-pub(super) fn refused_and_read_only_commands_propagate_nothing() {
+fn refused_and_read_only_commands_propagate_nothing() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.take("k", "alice");
@@ -262,7 +256,7 @@ pub(super) fn refused_and_read_only_commands_propagate_nothing() {
 }
 
 #[test]
-pub(super) fn the_message_is_not_in_the_append_only_file() {
+fn the_message_is_not_in_the_append_only_file() {
     let server = Server::builder()
         .config("appendonly yes")
         .config("appendfsync always")
@@ -294,7 +288,7 @@ pub(super) fn the_message_is_not_in_the_append_only_file() {
 }
 
 #[test]
-pub(super) fn a_refused_command_disturbs_nobodys_watch() {
+fn a_refused_command_disturbs_nobodys_watch() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut watcher = server.connect();
@@ -338,7 +332,7 @@ pub(super) fn a_refused_command_disturbs_nobodys_watch() {
 }
 
 #[test]
-pub(super) fn keyspace_notifications_are_those_of_the_plain_commands() {
+fn keyspace_notifications_are_those_of_the_plain_commands() {
     let server = Server::builder()
         .config("notify-keyspace-events KA")
         .start();
@@ -371,8 +365,93 @@ pub(super) fn keyspace_notifications_are_those_of_the_plain_commands() {
     events("RLOCK.BREAK k", &["del"]);
 }
 
+/// The events of each key, and the messages of each channel, in order.
+fn heard(listener: &mut Conn) -> BTreeMap<String, Vec<String>> {
+    listener.settle();
+    let mut heard = BTreeMap::<_, Vec<_>>::new();
+    while let Some(told) = listener.read_now() {
+        let [_, _, channel, text] = <[String; 4]>::try_from(told.texts()).expect("a pmessage");
+        heard.entry(channel).or_default().push(text);
+    }
+    heard
+}
+
 #[test]
-pub(super) fn an_expired_lock_is_notified_once() {
+fn a_listener_hears_of_each_key_the_same_at_a_replica_as_at_the_primary() {
+    let notifying = || Server::builder().config("notify-keyspace-events KA");
+    let pair = Pair::of(notifying(), notifying().without_module());
+    until("the replica is online", || {
+        let replication = pair.primary.run("INFO replication").text();
+        replication.contains("state=online")
+    });
+    let mut listeners = [&pair.primary, &pair.replica].map(|server| {
+        let mut listener = server.connect();
+        listener.run("PSUBSCRIBE __keyspace@0__:* redisson_*");
+        // The reply to the second pattern.
+        listener.read();
+        listener
+    });
+    let mut waiters: Vec<Conn> = Vec::new();
+    let mut conn = pair.primary.connect();
+    // The later a lease begins, the longer it is: whether it ends later and moves the end of the
+    // key must not depend on the clock.
+    for command in [
+        "RLOCK.ACQUIRE k alice 30000",
+        "RLOCK.ACQUIRE k alice 30000",
+        "RLOCK.ACQUIRE k bob 30000 BLOCK 0",
+        "RLOCK.RENEW k alice 30000",
+        "RLOCK.RELEASE k alice",
+        "RLOCK.RELEASE k alice",
+        "RLOCK.RELEASE k bob",
+        "RLOCK.ACQUIRE k alice 30000",
+        "RLOCK.BREAK k",
+        "RLOCK.ACQUIRE r alice 30000 READ",
+        "RLOCK.ACQUIRE r bob 35000 READ",
+        "RLOCK.ACQUIRE r bob 40000 READ",
+        "RLOCK.RENEW r bob 50000 READ",
+        "RLOCK.RELEASE r bob READ LEASE 60000",
+        "RLOCK.RELEASE r bob READ",
+        "RLOCK.RELEASE r alice READ",
+        "RLOCK.ACQUIRE r alice 30000 WRITE",
+        "RLOCK.ACQUIRE r alice 35000 READ",
+        "RLOCK.RELEASE r alice WRITE",
+        "RLOCK.ACQUIRE r bob 30000 WRITE BLOCK 0",
+        "RLOCK.RELEASE r alice READ",
+        "RLOCK.RELEASE r bob WRITE",
+        "RLOCK.LIMIT s 3",
+        "RLOCK.ACQUIRE s alice 30000 PERMITS 2",
+        "RLOCK.ACQUIRE s bob 35000 PERMITS 1",
+        "RLOCK.RELEASE s alice PERMITS 1",
+        "RLOCK.RELEASE s alice PERMITS 1",
+        "RLOCK.RENEW s bob 40000 PERMITS",
+        "RLOCK.LIMIT s 0",
+        "RLOCK.RELEASE s bob PERMITS 1",
+        "RLOCK.MACQUIRE alice 30000 3 a b c",
+        "RLOCK.ACQUIRE b bob 30000 BLOCK 0",
+        "RLOCK.MRENEW alice 30000 3 a b c",
+        "RLOCK.MRELEASE alice 3 a b c",
+        "RLOCK.RELEASE b bob",
+        "SET k text",
+        "DEL k",
+    ] {
+        if command.contains(" BLOCK ") {
+            waiters.push(pair.primary.blocked_in(command));
+        } else {
+            assert!(!conn.run(command).is_error(), "{command}");
+        }
+    }
+    for waiter in &mut waiters {
+        waiter.read().held();
+    }
+    pair.settle();
+    let [at_primary, at_replica] = listeners.each_mut().map(heard);
+    let events: usize = at_primary.values().map(Vec::len).sum();
+    assert!(events > 80, "{at_primary:?}");
+    assert_eq!(at_primary, at_replica);
+}
+
+#[test]
+fn an_expired_lock_is_notified_once() {
     let server = Server::builder()
         .config("notify-keyspace-events KA")
         .start();
@@ -392,7 +471,7 @@ pub(super) fn an_expired_lock_is_notified_once() {
 }
 
 #[test]
-pub(super) fn the_unlock_message_is_told_once_for_each_last_release_hand_over_and_break() {
+fn the_unlock_message_is_told_once_for_each_last_release_hand_over_and_break() {
     let server = Server::start();
     let mut listener = server.connect();
     listener.run("SUBSCRIBE redisson_lock__channel:{k}");
@@ -418,7 +497,7 @@ pub(super) fn the_unlock_message_is_told_once_for_each_last_release_hand_over_an
 }
 
 #[test]
-pub(super) fn the_channel_is_the_one_where_redisson_listens() {
+fn the_channel_is_the_one_where_redisson_listens() {
     let server = Server::start();
     let mut listener = server.connect();
     let mut alice = server.connect();
@@ -449,7 +528,7 @@ pub(super) fn the_channel_is_the_one_where_redisson_listens() {
 }
 
 #[test]
-pub(super) fn subscribers_of_a_replica_are_told_too() {
+fn subscribers_of_a_replica_are_told_too() {
     for pair in [Pair::start(), Pair::with_plain_replica()] {
         let mut listener = pair.replica.connect();
         listener.run("SUBSCRIBE redisson_lock__channel:{k}");
@@ -472,7 +551,7 @@ pub(super) fn subscribers_of_a_replica_are_told_too() {
 }
 
 #[test]
-pub(super) fn publishing_follows_its_option() {
+fn publishing_follows_its_option() {
     let server = Server::start();
     let mut classic = server.connect();
     let mut sharded = server.connect();
@@ -500,7 +579,7 @@ pub(super) fn publishing_follows_its_option() {
 }
 
 #[test]
-pub(super) fn the_head_of_redissons_fair_queue_is_woken_unless_an_option_says_no() {
+fn the_head_of_redissons_fair_queue_is_woken_unless_an_option_says_no() {
     let server = Server::start();
     let mut head = server.connect();
     head.run("SUBSCRIBE redisson_lock__channel:{k}:java:1");
@@ -519,7 +598,7 @@ pub(super) fn the_head_of_redissons_fair_queue_is_woken_unless_an_option_says_no
 }
 
 #[test]
-pub(super) fn in_a_cluster_the_message_goes_to_both_kinds_of_subscribers_once() {
+fn in_a_cluster_the_message_goes_to_both_kinds_of_subscribers_once() {
     let cluster = Cluster::start();
     let mut classic = cluster.first.connect();
     let mut sharded = cluster.first.connect();
@@ -539,7 +618,7 @@ pub(super) fn in_a_cluster_the_message_goes_to_both_kinds_of_subscribers_once() 
 }
 
 #[test]
-pub(super) fn a_replica_refuses_to_write_and_answers_questions() {
+fn a_replica_refuses_to_write_and_answers_questions() {
     let pair = Pair::start();
     let token = pair.primary.connect().take("k", "alice");
     pair.settle();
@@ -565,7 +644,7 @@ pub(super) fn a_replica_refuses_to_write_and_answers_questions() {
 }
 
 #[test]
-pub(super) fn a_replica_equals_its_primary_after_random_traffic_with_waiters() {
+fn a_replica_equals_its_primary_after_random_traffic_with_waiters() {
     for plain in [true, false] {
         let pair = if plain {
             Pair::with_plain_replica()
@@ -661,8 +740,43 @@ fn keyspace(server: &Server, from_ms: i64) -> BTreeMap<String, (BTreeMap<String,
     locks.filter(|(_, (_, end))| *end > from_ms).collect()
 }
 
+/// A module hears of a new key in the midst of a change. Its write must reach replicas after our
+/// writes that came before it.
 #[test]
-pub(super) fn holds_survive_a_restart_with_their_ends_and_tokens_go_on_growing() {
+fn a_write_of_another_module_when_a_key_is_made_keeps_its_place() {
+    let pair = Pair::start();
+    pair.primary.load_c_module("meddler");
+    let mut conn = pair.primary.connect();
+    let mut meddle = |before: &[&str], on: &str, command: &str| {
+        for command in before {
+            conn.run(*command);
+        }
+        conn.run(format!("MEDDLER.ON new {on}"));
+        conn.run(command);
+        pair.settle();
+        for what in ["DEBUG DIGEST", "PEXPIRETIME a", "PEXPIRETIME k"] {
+            let [primary, replica] = [&pair.primary, &pair.replica].map(|server| server.run(what));
+            assert_eq!(primary, replica, "{what}, {on}: {command}");
+        }
+        conn.run("FLUSHALL");
+    };
+    meddle(&[], "b 0 DEL a", "RLOCK.MACQUIRE o 600000 2 a b");
+    meddle(&[], "b 0 EXPIRE a 500", "RLOCK.MACQUIRE o 600000 2 a b");
+    let reads = ["RLOCK.ACQUIRE l o 600000 READ"; 2];
+    let timeout = "{l}:o:rwlock_timeout";
+    let deletes = format!("{timeout}:3 0 DEL {timeout}:2");
+    meddle(&reads, &deletes, "RLOCK.ACQUIRE l o 700000 READ");
+    let waits = [
+        "RLOCK.ACQUIRE k o1 600000",
+        "RLOCK.EVENTS s GRACE 60000",
+        "RLOCK.ACQUIRE k o2 600000 QUEUE 0 SESSION s",
+    ];
+    meddle(&waits, "k 0 HSET k created 1", "RLOCK.RELEASE k o1");
+    assert_eq!(pair.primary.run("MEDDLER.DONE"), 4);
+}
+
+#[test]
+fn holds_survive_a_restart_with_their_ends_and_tokens_go_on_growing() {
     for persistence in ["appendonly yes", "save 3600 1"] {
         let mut server = Server::builder().config(persistence).start();
         let mut alice = server.connect();

@@ -408,7 +408,7 @@ fn thousands_of_waiters_and_holds_go_with_their_session() {
 }
 
 #[test]
-pub(super) fn nothing_is_released_while_clients_are_paused() {
+fn nothing_is_released_while_clients_are_paused() {
     let server = Server::builder()
         .config("repl-ping-replica-period 3600")
         .start();
@@ -738,7 +738,7 @@ fn a_sessions_blocked_waiter_killed_in_the_turn_of_its_grant_has_lost_nothing() 
 // --- What replicas and the disk see -------------------------------------------------------------
 
 #[test]
-pub(super) fn a_hand_over_by_the_end_of_a_session_is_one_transaction() {
+fn a_hand_over_by_the_end_of_a_session_is_one_transaction() {
     let server = Server::start();
     let mut conn = server.connect();
     let life = server.session_connection("s");
@@ -752,7 +752,7 @@ pub(super) fn a_hand_over_by_the_end_of_a_session_is_one_transaction() {
 }
 
 #[test]
-pub(super) fn a_hand_over_of_an_unfetched_grant_is_one_transaction() {
+fn a_hand_over_of_an_unfetched_grant_is_one_transaction() {
     let server = Server::start();
     let mut conn = server.connect();
     let life = life_with_a_long_grace(&server);
@@ -768,7 +768,7 @@ pub(super) fn a_hand_over_of_an_unfetched_grant_is_one_transaction() {
 }
 
 #[test]
-pub(super) fn the_end_of_a_session_without_waiters_is_replicated_as_a_last_release() {
+fn the_end_of_a_session_without_waiters_is_replicated_as_a_last_release() {
     let server = Server::start();
     let mut conn = server.connect();
     let life = server.session_connection("s");
@@ -782,7 +782,7 @@ pub(super) fn the_end_of_a_session_without_waiters_is_replicated_as_a_last_relea
 }
 
 #[test]
-pub(super) fn several_holds_that_end_together_are_whole_on_the_disk() {
+fn several_holds_that_end_together_are_whole_on_the_disk() {
     let server = Server::builder()
         .config("appendonly yes")
         .config("appendfsync always")
@@ -833,7 +833,7 @@ pub(super) fn several_holds_that_end_together_are_whole_on_the_disk() {
 }
 
 #[test]
-pub(super) fn sessions_and_waits_themselves_are_not_replicated() {
+fn sessions_and_waits_themselves_are_not_replicated() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.take("k", "alice");
@@ -853,7 +853,7 @@ pub(super) fn sessions_and_waits_themselves_are_not_replicated() {
 }
 
 #[test]
-pub(super) fn a_restart_leaves_holds_without_a_session() {
+fn a_restart_leaves_holds_without_a_session() {
     let mut server = Server::builder()
         .config("appendonly yes")
         .config("appendfsync always")

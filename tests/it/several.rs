@@ -121,7 +121,7 @@ fn a_name_given_twice_counts_once() {
 }
 
 #[test]
-pub(super) fn all_or_none() {
+fn all_or_none() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.run("RLOCK.ACQUIRE y bob 60000").held();
@@ -210,7 +210,7 @@ fn a_renewal_and_a_release_count_what_they_did() {
 }
 
 #[test]
-pub(super) fn replicas_are_told_all_in_one_transaction() {
+fn replicas_are_told_all_in_one_transaction() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut feed = Feed::of(&server);
@@ -236,7 +236,7 @@ pub(super) fn replicas_are_told_all_in_one_transaction() {
 }
 
 #[test]
-pub(super) fn refused_and_fruitless_commands_write_nothing_and_break_no_watch() {
+fn refused_and_fruitless_commands_write_nothing_and_break_no_watch() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "x y");
@@ -411,7 +411,7 @@ fn waits_for_one_and_for_several_are_served_first_come_first_served() {
 }
 
 #[test]
-pub(super) fn an_mrelease_frees_all_before_anyone_is_granted() {
+fn an_mrelease_frees_all_before_anyone_is_granted() {
     let server = Server::start();
     let mut conn = server.connect();
     takes(&mut conn, "alice", "x y");

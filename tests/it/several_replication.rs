@@ -14,7 +14,7 @@ const CLIENTS: u64 = 8;
 const COMMANDS_EACH: usize = 250;
 
 /// Traffic of all clients at once; an observer looks for two holders that exclude each other.
-pub(super) fn traffic(server: &Server, seed: u64) {
+fn traffic(server: &Server, seed: u64) {
     let working = AtomicUsize::new(usize::try_from(CLIENTS).unwrap());
     thread::scope(|scope| {
         for client in 0..CLIENTS {
@@ -147,7 +147,7 @@ fn one_command(random: &mut Random, session: &str) -> String {
 }
 
 /// What is held at the end, and long enough to compare, whatever the traffic has left.
-pub(super) fn hold_some(server: &Server) {
+fn hold_some(server: &Server) {
     let mut conn = server.connect();
     for command in [
         "RLOCK.ACQUIRE left0 alice 600000 READ",
@@ -168,7 +168,7 @@ pub(super) fn hold_some(server: &Server) {
 }
 
 /// All keys with their contents and expiries.
-pub(super) fn keyspace(server: &Server) -> BTreeMap<String, (Vec<String>, i64)> {
+fn keyspace(server: &Server) -> BTreeMap<String, (Vec<String>, i64)> {
     let mut conn = server.connect();
     let mut names = Vec::new();
     // Those that have run out are named no more, but the server counts them until it removes them.
@@ -192,7 +192,7 @@ pub(super) fn keyspace(server: &Server) -> BTreeMap<String, (Vec<String>, i64)> 
 }
 
 #[test]
-pub(super) fn a_replica_equals_its_primary_after_random_traffic() {
+fn a_replica_equals_its_primary_after_random_traffic() {
     for plain in [true, false] {
         let pair = if plain {
             Pair::with_plain_replica()
@@ -222,6 +222,89 @@ pub(super) fn a_replica_equals_its_primary_after_random_traffic() {
     }
 }
 
+/// Permits of all sizes, and their limits.
+fn permits(server: &Server, seed: u64, is_over: &AtomicBool) {
+    let (mut conn, mut random) = (server.connect(), Random::new(seed ^ 7));
+    while !is_over.load(Ordering::Relaxed) {
+        let name = random.pick(&["sem0", "sem1"]);
+        let owner = format!("owner{}", random.below(5));
+        let (n, lease) = (1 + random.below(3), random.pick(&["9", "600000"]));
+        let command = match random.below(10) {
+            0..=3 => format!("RLOCK.ACQUIRE {name} {owner} {lease} PERMITS {n} OF 5 ONCE"),
+            4 => format!("RLOCK.ACQUIRE {name} {owner} {lease} PERMITS 1 OF 5 ONCE BLOCK 5"),
+            5..=6 => format!("RLOCK.RELEASE {name} {owner} PERMITS 1"),
+            7 => format!("RLOCK.RENEW {name} {owner} {lease} PERMITS"),
+            8 => format!("RLOCK.LIMIT {name} {}", random.below(5)),
+            _ => format!("RLOCK.BREAK {name}"),
+        };
+        conn.run(command);
+    }
+    conn.run("DEL sem0 sem1");
+    conn.run("RLOCK.LIMIT sem0 0").int();
+    conn.run("RLOCK.LIMIT sem1 0").int();
+}
+
+/// Readers and writers, and scripts of other programs that write to their keys.
+fn foreign_writes(server: &Server, seed: u64, is_over: &AtomicBool) {
+    let (mut conn, mut random) = (server.connect(), Random::new(seed ^ 0b1101));
+    while !is_over.load(Ordering::Relaxed) {
+        let name = random.pick(&["f0", "f1"]);
+        let owner = format!("owner{}", random.below(4));
+        let mode = random.pick(&["READ", "READ", "WRITE", ""]);
+        let command = match random.below(10) {
+            0..=3 => format!("RLOCK.ACQUIRE {name} {owner} 600000 {mode}"),
+            4 => format!("RLOCK.RELEASE {name} {owner} {mode}"),
+            5 => format!("HDEL {name} {owner}"),
+            6 => format!("DEL {{{name}}}:{owner}:rwlock_timeout:1"),
+            7 => format!("PEXPIRE {{{name}}}:{owner}:rwlock_timeout:1 5"),
+            8 => format!("HINCRBY {name} {owner} 1"),
+            _ => format!("PEXPIRE {name} {}", 1 + random.below(20)),
+        };
+        conn.run(command.trim_end());
+    }
+    // A hash without an expiry would stay.
+    conn.run("DEL f0 f1");
+}
+
+/// Sets the flag at its end, also if the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn replica_and_files_equal_the_primary_with_permits_and_foreign_writes_too() {
+    let with_file = || Server::builder().config("appendonly yes");
+    let pair = Pair::of(with_file(), with_file());
+    let seed = u64::from(pair.primary.process_id());
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| permits(&pair.primary, seed, &is_over));
+        scope.spawn(|| foreign_writes(&pair.primary, seed, &is_over));
+        let _over = Over(&is_over);
+        traffic(&pair.primary, seed);
+    });
+    hold_some(&pair.primary);
+    let mut conn = pair.primary.connect();
+    conn.run("RLOCK.LIMIT sem0 4").int();
+    conn.run("RLOCK.ACQUIRE sem0 left 600000 PERMITS 2").held();
+    pair.settle();
+    let held = keyspace(&pair.primary);
+    assert!(held.len() >= 10, "there is something to compare: {held:?}");
+    let digest = |server: &Server| server.run("DEBUG DIGEST").text();
+    let before = digest(&pair.primary);
+    assert_eq!(held, keyspace(&pair.replica), "seed {seed}");
+    assert_eq!(before, digest(&pair.replica), "seed {seed}");
+    for server in [&pair.primary, &pair.replica] {
+        assert_eq!(server.run("DEBUG LOADAOF"), "OK");
+        assert_eq!(held, keyspace(server), "the file, seed {seed}");
+        assert_eq!(before, digest(server), "the file, seed {seed}");
+    }
+}
+
 #[test]
 fn the_append_only_file_replays_without_the_module() {
     let mut server = Server::builder()
@@ -238,7 +321,7 @@ fn the_append_only_file_replays_without_the_module() {
 }
 
 #[test]
-pub(super) fn an_append_only_file_written_anew_holds_the_same() {
+fn an_append_only_file_written_anew_holds_the_same() {
     let mut server = Server::builder().config("appendonly yes").start();
     traffic(&server, u64::from(server.process_id()));
     hold_some(&server);
@@ -256,7 +339,7 @@ pub(super) fn an_append_only_file_written_anew_holds_the_same() {
 
 /// Readers and writers of a few locks, each of which checks who else is inside.
 #[test]
-pub(super) fn no_writer_is_inside_beside_anybody_and_all_get_their_turn() {
+fn no_writer_is_inside_beside_anybody_and_all_get_their_turn() {
     const THREADS: usize = 10;
     const ROUNDS: usize = 60;
     let server = Server::start();

@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use crate::compact::plain_commands;
 use crate::conn::Conn;
 use crate::reply::Reply;
 use crate::server::{Server, append_only_files};
@@ -44,8 +43,7 @@ impl Feed {
     }
 
     /// The commands since the last call, in order, one text each; `SELECT 0` and the replication's
-    /// own words are left out, `MULTI` and `EXEC` are not. `RLOCK.APPLY` is told as those commands
-    /// that it stands for.
+    /// own words are left out, `MULTI` and `EXEC` are not.
     ///
     /// A mark is sent through the server: everything done before the call comes before it.
     #[track_caller]
@@ -72,43 +70,16 @@ impl Feed {
 
     #[track_caller]
     fn up_to(&mut self, last: &str) -> Vec<String> {
-        let mut news = News::default();
+        let mut news = Vec::new();
         loop {
-            let commands = plain_commands(&self.stream.read());
-            if commands == [last] {
-                return news.commands;
+            let command = words(&self.stream.read());
+            if command == last {
+                return news;
             }
             let is_ours = ["SELECT 0", "PING", "REPLCONF", "SET rlock-tests:mark"];
-            let is_ours = |command: &str| is_ours.iter().any(|own| command.starts_with(own));
-            if !commands.iter().any(|command| is_ours(command)) {
-                news.add(commands);
+            if !is_ours.iter().any(|own| command.starts_with(own)) {
+                news.push(command);
             }
-        }
-    }
-}
-
-/// What was propagated so far, as plain commands.
-#[derive(Default)]
-struct News {
-    commands: Vec<String>,
-    is_in_transaction: bool,
-}
-
-impl News {
-    /// Adds a command that was propagated: several plain ones, of which it stands for all, are a
-    /// transaction.
-    fn add(&mut self, commands: Vec<String>) {
-        match commands.first().map(String::as_str) {
-            Some("MULTI") => self.is_in_transaction = true,
-            Some("EXEC") => self.is_in_transaction = false,
-            _ => {}
-        }
-        if commands.len() > 1 && !self.is_in_transaction {
-            self.commands.push("MULTI".to_owned());
-            self.commands.extend(commands);
-            self.commands.push("EXEC".to_owned());
-        } else {
-            self.commands.extend(commands);
         }
     }
 }
@@ -123,17 +94,19 @@ pub fn aof(server: &Server) -> Vec<String> {
         .iter()
         .flat_map(|path| fs::read(path).expect("a file"))
         .collect();
-    let mut news = News::default();
+    let mut commands = Vec::new();
     let mut at = 0;
     while let Some((command, length)) = Reply::decode(&bytes[at..]) {
-        let mut commands = plain_commands(&command);
-        // A message has no effect when the file is read, so it may be in it.
-        if commands.len() > 1 {
-            commands.retain(|command| !command.contains("PUBLISH "));
-        }
-        news.add(commands);
+        commands.push(words(&command));
         at += length;
     }
-    news.commands.retain(|command| command != "SELECT 0");
-    news.commands
+    commands.retain(|command| command != "SELECT 0");
+    commands
+}
+
+/// A command as one text, its name in capitals.
+fn words(command: &Reply) -> String {
+    let mut words = command.texts();
+    words[0] = words[0].to_uppercase();
+    words.join(" ")
 }

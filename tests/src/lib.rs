@@ -18,7 +18,6 @@
 //! - [`Sentinels`], [`Shards`]: a pair that three sentinels watch, and a cluster with replicas
 //! - [`Certificates`]: servers that speak TLS
 //! - [`Feed`], [`aof`]: the exact commands that a server sends to replicas and writes to disk
-//! - [`in_compact_form()`]: a test once more, with servers that replicate in the compact form
 //! - [`eventually()`]: wait until, with a deadline; no test sleeps and hopes
 //! - [`on_time()`]: how late something is, on a machine that is busy at any time
 //! - [`Random`]: chance that a seed replays
@@ -26,8 +25,7 @@
 //!
 //! Environment: `RLOCK_SERVER` (path of the server, else `redis-server`), `RLOCK_MODULE` (path of
 //! the module, else the one that cargo built beside the test), `RLOCK_VALGRIND=1` (the servers run
-//! under valgrind, and must end without an error), `RLOCK_REPLICATE=compact` (the servers replicate
-//! in the compact form, unless a test says otherwise).
+//! under valgrind, and must end without an error).
 
 #![allow(
     clippy::unwrap_used,
@@ -43,7 +41,6 @@
 pub mod scripts;
 
 mod certificates;
-mod compact;
 mod conn;
 mod eventually;
 mod feed;
@@ -56,7 +53,6 @@ mod topology;
 mod version;
 
 pub use certificates::Certificates;
-pub use compact::{in_compact_form, is_compact};
 pub use conn::Conn;
 pub use eventually::{eventually, on_time, patience, until};
 pub use feed::{Feed, aof};

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tempfile::TempDir;
 
 use crate::certificates::Certificates;
-use crate::compact::is_compact;
 use crate::conn::Conn;
 use crate::eventually::{eventually, patience, until};
 use crate::nodes_file::agree_on_shards;
@@ -242,10 +241,6 @@ impl Builder {
         Ok(conn)
     }
 
-    fn is_set(&self, option: &str) -> bool {
-        self.config.iter().any(|line| line.starts_with(option))
-    }
-
     /// The whole configuration file.
     fn file(&self, directory: &Path, ports: Ports) -> String {
         let Ports { plain, bus, tls } = ports;
@@ -283,9 +278,6 @@ impl Builder {
         if self.module {
             let path = module_path();
             let _ = writeln!(file, "loadmodule {}", path.display());
-        }
-        if self.module && is_compact() && !self.is_set("rlock.replicate") {
-            file += "rlock.replicate compact\n";
         }
         file + &self.config.join("\n") + "\n"
     }

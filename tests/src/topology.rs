@@ -8,7 +8,6 @@ pub use resharding::Resharding;
 pub use sentinels::{Sentinels, Trio};
 pub use shards::Shards;
 
-use crate::compact::is_compact;
 use crate::eventually::until;
 use crate::server::{Builder, Server};
 
@@ -28,17 +27,10 @@ impl Pair {
         Self::of(Server::builder(), Server::builder())
     }
 
-    /// The replica a plain server; in the compact form, which such a one does not understand, one
-    /// with the module that is set to the plain form.
+    /// The replica a server without the module.
     #[track_caller]
     pub fn with_plain_replica() -> Self {
-        let replica = Server::builder();
-        let replica = if is_compact() {
-            replica.config("rlock.replicate plain")
-        } else {
-            replica.without_module()
-        };
-        Self::of(Server::builder(), replica)
+        Self::of(Server::builder(), Server::builder().without_module())
     }
 
     /// These two. The replica dies rather than go on after a command that it cannot apply.

@@ -34,7 +34,6 @@ mod memory;
 mod turn;
 mod values;
 
-pub use interface::change;
 pub use interface::depth::ReadDepth;
 pub use interface::effect::{Effect, Field, Grant, Holder, TimeoutKey, Value, WaitOutcome, Write};
 pub use interface::error::{CommandError, NotGuarded};

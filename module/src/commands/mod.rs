@@ -2,7 +2,6 @@
 //! request, reads the stored state, lets the core decide, and replies.
 
 mod acquire;
-mod apply;
 mod break_hold;
 mod cancel;
 mod events;
@@ -44,8 +43,7 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
     register::<limit::Limit>(ctx)?;
     register::<macquire::Macquire>(ctx)?;
     register::<mrelease::Mrelease>(ctx)?;
-    register::<mrenew::Mrenew>(ctx)?;
-    register::<apply::Apply>(ctx)
+    register::<mrenew::Mrenew>(ctx)
 }
 
 /// Runs the turn of a command, and returns its outcome.

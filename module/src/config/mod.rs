@@ -1,9 +1,5 @@
 //! The module's options: `CONFIG SET rlock.*`, `redis.conf`, `MODULE LOADEX`.
 
-mod replicate;
-
-pub(crate) use replicate::{REPLICATE, REPLICATE_DEFAULT};
-
 use crate::ffi::{OwnedStr, ServerLocked};
 use redis_module::configuration::{ConfigurationContext, ConfigurationValue};
 use redis_module::{RedisError, RedisString, enum_configuration};

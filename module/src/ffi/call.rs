@@ -270,48 +270,6 @@ impl<'a> Ctx<'a> {
         check_replicated(command, result);
     }
 
-    /// `RLOCK.APPLY key change`.
-    pub(crate) fn replicate_apply(self, key: Str<'_>, change: &[u8]) {
-        let (command, format) = (APPLY.as_ptr(), c"sb".as_ptr());
-        let start: *const c_char = change.as_ptr().cast();
-        let result = server!(RedisModule_Replicate(
-            self.raw,
-            command,
-            format,
-            key.raw,
-            start,
-            change.len()
-        ));
-        check_replicated(APPLY, result);
-    }
-
-    /// `RLOCK.APPLY key change [key change ...]`.
-    pub(crate) fn replicate_apply_of_several(self, words: &[Str<'_>]) {
-        let (command, format) = (APPLY.as_ptr(), c"v".as_ptr());
-        let (list, len) = (words.as_ptr(), words.len());
-        let result = server!(RedisModule_Replicate(self.raw, command, format, list, len));
-        check_replicated(APPLY, result);
-    }
-
-    /// Replicates the command unchanged, to this server's own replicas and append-only file.
-    pub(crate) fn replicate_verbatim(self) {
-        check_replicated(APPLY, server!(RedisModule_ReplicateVerbatim(self.raw)));
-    }
-
-    /// The source of this command, if it came from the primary or the append-only file, and not
-    /// from a script.
-    pub(crate) fn replayed_from(self) -> Option<ReplayedFrom> {
-        let flags = self.flags();
-        if flags.any(raw::REDISMODULE_CTX_FLAGS_LUA) {
-            return None;
-        }
-        if flags.any(raw::REDISMODULE_CTX_FLAGS_REPLICATED) {
-            return Some(ReplayedFrom::Primary);
-        }
-        // The client number by which the interface denotes the append-only file.
-        (self.client_id() == u64::MAX).then_some(ReplayedFrom::File)
-    }
-
     /// `PUBLISH channel message`, to replicas only: a message is not data, so the AOF does not need
     /// it. If the server has no such command, the message is not replicated, and nothing depends on
     /// it.
@@ -650,17 +608,6 @@ impl Drop for CallReply {
     }
 }
 
-/// The source of a command that brings a change.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ReplayedFrom {
-    Primary,
-    /// The append-only file.
-    File,
-}
-
-/// The command that replicates a change in the compact encoding.
-const APPLY: &CStr = c"RLOCK.APPLY";
-
 /// The keys that a caller may read.
 pub(crate) enum Reader {
     /// All keys, because the call has no user. Another module can make such a call, and the server
@@ -715,11 +662,6 @@ impl<'a> Str<'a> {
             raw,
             keeper: PhantomData,
         }
-    }
-
-    /// Whether it is the very same string, not only an equal one.
-    pub(crate) fn is_same(self, other: Str<'_>) -> bool {
-        self.raw == other.raw
     }
 
     /// The address of the string. It identifies this very string while the string lives.

@@ -38,8 +38,6 @@ pub(crate) enum Keys {
     None,
     /// The first argument.
     First(Access),
-    /// Every other argument, from the first on.
-    EveryOther(Access),
     /// The keys after the argument at this place, which is their number; the command's name has
     /// place 0. Needs the flag `getkeys-api`.
     CountedAt(c_int, Access),
@@ -52,10 +50,9 @@ impl Keys {
     fn access(self) -> Option<Access> {
         match self {
             Self::None => None,
-            Self::First(access)
-            | Self::EveryOther(access)
-            | Self::CountedAt(_, access)
-            | Self::FirstAndGuarded(access) => Some(access),
+            Self::First(access) | Self::CountedAt(_, access) | Self::FirstAndGuarded(access) => {
+                Some(access)
+            }
         }
     }
 }
@@ -180,19 +177,16 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> Result<(), &'static CStr> {
     let spec = &C::SPEC;
     let name = spec.name.as_ptr();
     let flags = spec.flags.as_ptr();
-    let (first, last, step) = match spec.keys {
-        Keys::First(_) => (1, 1, 1),
-        Keys::EveryOther(_) => (1, -1, 2),
-        Keys::None | Keys::CountedAt(..) | Keys::FirstAndGuarded(_) => (0, 0, 0),
-    };
+    // The place of the first key, that of the last one, and the step: all 1, or all 0 for no keys.
+    let key = c_int::from(matches!(spec.keys, Keys::First(_)));
     if server!(RedisModule_CreateCommand(
         ctx.raw,
         name,
         Some(on_command::<C>),
         flags,
-        first,
-        last,
-        step
+        key,
+        key,
+        key
     )) != OK
     {
         return Err(spec.name);
@@ -246,7 +240,7 @@ extern "C" fn on_command<C: Command>(
         guarded((), || match C::SPEC.keys {
             Keys::CountedAt(place, access) => tell_keys(ctx, args, place, access),
             Keys::FirstAndGuarded(access) => tell_guarded_keys(ctx, args, access),
-            Keys::None | Keys::First(_) | Keys::EveryOther(_) => {}
+            Keys::None | Keys::First(_) => {}
         });
         return OK;
     }
@@ -384,13 +378,9 @@ fn key_spec(keys: Keys) -> raw::RedisModuleCommandKeySpec {
         return spec;
     }
     spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
-    let (lastkey, keystep) = match keys {
-        Keys::EveryOther(_) => (-1, 2),
-        _ => (0, 1),
-    };
     spec.fk.range = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 {
-        lastkey,
-        keystep,
+        lastkey: 0,
+        keystep: 1,
         limit: 0,
     };
     spec

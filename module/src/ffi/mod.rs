@@ -19,7 +19,7 @@ mod version;
 
 pub(crate) use blocking::{Blocking, Handle, abort_block, block, unblock};
 pub(crate) use call::{
-    Args, Ctx, EventClass, Field, OwnedStr, Presence, ReplayedFrom, Str, address_of, log_warning,
+    Args, Ctx, EventClass, Field, OwnedStr, Presence, Str, address_of, log_warning,
 };
 pub(crate) use command::{
     Access, Argument, ArgumentKind, Command, Keys, Spec, add_category, register,
@@ -118,7 +118,6 @@ required!(
     RedisModule_PublishMessageShard,
     RedisModule_RegisterInfoFunc,
     RedisModule_Replicate,
-    RedisModule_ReplicateVerbatim,
     RedisModule_ReplyWithArray,
     RedisModule_ReplyWithCallReply,
     RedisModule_ReplyWithError,

@@ -52,12 +52,6 @@ pub(crate) struct State {
     pub(crate) own_event: Option<usize>,
     /// An empty list that is used again, so that a decision allocates nothing.
     pub(crate) spare_effects: Vec<Effect>,
-    /// Memory that is used again for changes in the compact encoding.
-    pub(crate) spare_change: Vec<u8>,
-    /// How many RLOCK.APPLY of a primary or the append-only file were applied.
-    pub(crate) changes_applied: u64,
-    /// How many were refused, because they could not be understood.
-    pub(crate) changes_refused: u64,
     /// The lock that is being swept, and how far it was.
     pub(crate) sweep: Option<(LockKey, Scan)>,
     /// The decisions about commands that RLOCK.GUARD was asked to run.

@@ -5,8 +5,7 @@ use crate::memory::state::{self, Blocked, Granted, Words};
 use crate::reading::open_lock::OpenLock;
 use crate::reading::read_write::{timeout_key, writer_field};
 use crate::writing::publish;
-use crate::writing::replicate::{Made, Stream};
-use rlock_core::{Effect, Field, Holder, Mode, Value, Write, names};
+use rlock_core::{Effect, Field, Holder, Mode, Text, Value, Write, names};
 use std::ffi::CStr;
 use std::rc::Rc;
 
@@ -25,43 +24,31 @@ pub(crate) fn tell_all(ctx: Ctx<'_>, effects: Vec<Effect>) {
 /// Timeout keys and limits are written last, with the locks' own keys closed. Such a key may exist
 /// and have expired, and listeners hear of that at once: anything they do to the lock then comes
 /// after our writes to it.
-pub(crate) fn carry_out<'a>(
-    ctx: Ctx<'a>,
-    locks: &mut [OpenLock<'a>],
-    caller: Str<'a>,
+pub(crate) fn carry_out(
+    ctx: Ctx<'_>,
+    locks: &mut [OpenLock<'_>],
+    caller: Str<'_>,
     effects: Vec<Effect>,
 ) {
     if effects.is_empty() {
         return keep_list(effects);
-    }
-    let mut stream = Stream::begin(ctx, caller, &effects);
-    if stream.is_compact() {
-        // Opening a key may make it expire. The writes of listeners must then be replicated before
-        // all writes that are gathered here.
-        for lock in locks.iter() {
-            lock.key.take_up();
-        }
     }
     let (mut side_keys, mut has_side_keys) = (SideKeys::default(), false);
     for effect in &effects {
         if let Effect::Write { lock, write } = effect
             && let Some(lock) = locks.get_mut(*lock)
         {
-            let is_own = carry_out_write(lock, caller, write, &mut stream);
+            let is_own = carry_out_write(lock, caller, write);
             lock.is_written |= is_own;
             has_side_keys |= !is_own;
         }
-    }
-    if has_side_keys {
-        stream.flush();
     }
     for lock in locks.iter() {
         lock.key.set_aside();
     }
     if has_side_keys {
-        write_side_keys(locks, caller, &effects, &mut side_keys, &mut stream);
+        write_side_keys(locks, caller, &effects, &mut side_keys);
     }
-    stream.finish(locks, &effects);
     for lock in locks.iter().filter(|lock| lock.is_written) {
         ctx.signal_modified(lock.name);
     }
@@ -81,8 +68,7 @@ pub(crate) fn carry_out<'a>(
             Effect::Publish { lock, held_as } => {
                 if let Some(lock) = locks.get(*lock) {
                     let name = lock.name.bytes();
-                    let is_told = stream.is_compact();
-                    publish::unlocked(ctx, name, *held_as, lock.is_deleted, is_told, &lock.words);
+                    publish::unlocked(ctx, name, *held_as, lock.is_deleted, &lock.words);
                 }
             }
             _ => tell(ctx, effect),
@@ -233,19 +219,14 @@ const EVENTS_OF_DEL: &[(EventClass, &CStr)] = &[(EventClass::Generic, c"del")];
 
 /// Writes into the lock's own key and to replicas. False if the write is for a side key; then
 /// nothing is done.
-fn carry_out_write<'a>(
-    lock: &mut OpenLock<'a>,
-    caller: Str<'_>,
-    write: &Write,
-    stream: &mut Stream<'a>,
-) -> bool {
-    let name = lock.name;
+fn carry_out_write(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) -> bool {
+    let (ctx, name) = (lock.ctx, lock.name);
     match write {
         Write::Set(first, second) => {
             let words = Rc::clone(&lock.words);
             let first = Pair::of(first, caller, &words);
             let second = second.as_ref().map(|pair| Pair::of(pair, caller, &words));
-            set(lock, stream, write, &first, second.as_ref());
+            set(lock, &first, second.as_ref());
         }
         Write::SetPermits(holder, hold, is_first) => {
             let words = Rc::clone(&lock.words);
@@ -259,24 +240,24 @@ fn carry_out_write<'a>(
                 )
             };
             if *is_first {
-                set(lock, stream, write, &mode(), Some(&own));
+                set(lock, &mode(), Some(&own));
             } else {
-                set(lock, stream, write, &own, None);
+                set(lock, &own, None);
             }
         }
         Write::Remove(field) => {
             let words = Rc::clone(&lock.words);
             let field = Word::of_field(field, caller, &words);
             lock.key.hash_delete(field.as_str());
-            stream.write(name, write, &Made::Remove(field.as_str()));
+            ctx.replicate_hdel(name, field.as_str());
         }
         Write::ExpireAt(at) => {
             lock.key.set_expires_at(*at);
-            stream.write(name, write, &Made::ExpireAt(*at));
+            ctx.replicate_pexpireat(name, Text::number(*at).bytes());
         }
         Write::Delete => {
             lock.key.delete();
-            stream.write(name, write, &Made::Delete);
+            ctx.replicate_del(name);
         }
         Write::SetTimeout(..)
         | Write::DeleteTimeout(_)
@@ -287,19 +268,18 @@ fn carry_out_write<'a>(
 }
 
 /// Writes the timeout keys and the limits among the effects.
-fn write_side_keys<'a>(
-    locks: &[OpenLock<'a>],
+fn write_side_keys(
+    locks: &[OpenLock<'_>],
     caller: Str<'_>,
     effects: &[Effect],
     side_keys: &mut SideKeys,
-    stream: &mut Stream<'a>,
 ) {
     let _unfinished = Unfinished::begin();
     for effect in effects {
         if let Effect::Write { lock, write } = effect
             && let Some(lock) = locks.get(*lock)
             && let Some(key) = side_key(lock, write, caller)
-            && let Some(events) = write_side_key(lock, key.as_str(), write, stream)
+            && let Some(events) = write_side_key(lock, key.as_str(), write)
         {
             side_keys.push((key, events));
         }
@@ -307,38 +287,32 @@ fn write_side_keys<'a>(
 }
 
 /// Writes a side key, and returns the events to emit; none if nothing was written.
-fn write_side_key<'a>(
-    lock: &OpenLock<'a>,
+fn write_side_key(
+    lock: &OpenLock<'_>,
     key: Str<'_>,
     write: &Write,
-    stream: &mut Stream<'a>,
 ) -> Option<&'static [(EventClass, &'static CStr)]> {
-    let mut open = Key::open_to_write(lock.ctx, key);
+    let ctx = lock.ctx;
+    let mut open = Key::open_to_write(ctx, key);
     match write {
         Write::SetTimeout(_, value, at) => {
             let words = Rc::clone(&lock.words);
             let value = Word::of_value(*value, &words);
-            // An existing key is made anew as well.
-            stream.makes(|| true);
             open.set_string(value.as_str());
             open.set_expires_at(*at);
-            let made = Made::SetSide(key, value.as_str(), Some(*at));
-            stream.write(lock.name, write, &made);
+            ctx.replicate_set(key, value.as_str(), Text::number(*at).bytes());
             Some(EVENTS_OF_SET)
         }
         Write::SetLimit(value) => {
             let words = Rc::clone(&lock.words);
             let value = Word::of_value(*value, &words);
-            // An existing key is made anew as well.
-            stream.makes(|| true);
             open.set_string(value.as_str());
-            let made = Made::SetSide(key, value.as_str(), None);
-            stream.write(lock.name, write, &made);
+            ctx.replicate_set_forever(key, value.as_str());
             Some(EVENTS_OF_LIMIT)
         }
         _ if open.key_type() != KeyType::Missing => {
             open.delete();
-            stream.write(lock.name, write, &Made::DeleteSide(key));
+            ctx.replicate_del(key);
             Some(EVENTS_OF_DEL)
         }
         _ => None,
@@ -377,25 +351,28 @@ fn side_key(lock: &OpenLock<'_>, write: &Write, caller: Str<'_>) -> Option<Owned
 }
 
 /// Sets one or two fields of the lock's hash.
-fn set<'a>(
-    lock: &mut OpenLock<'a>,
-    stream: &mut Stream<'a>,
-    write: &Write,
-    first: &Pair<'_>,
-    second: Option<&Pair<'_>>,
-) {
-    let first = first.as_field();
-    let second = second.map(Pair::as_field);
-    stream.makes_hash(lock.name, || lock.key.key_type() == KeyType::Missing);
-    match second {
-        None => lock.key.hash_set(first),
-        Some(second) => lock.key.hash_set_both(first, second),
+fn set(lock: &mut OpenLock<'_>, first: &Pair<'_>, second: Option<&Pair<'_>>) {
+    let (ctx, name) = (lock.ctx, lock.name);
+    // If replicas did not hear that the former hash has expired, they still have it, and its
+    // fields would become part of the new one.
+    if ffi::deletions_are_lost() && lock.key.key_type() == KeyType::Missing {
+        ctx.replicate_del(name);
     }
-    stream.write(lock.name, write, &Made::Set(first, second));
+    let first = first.as_field();
+    match second.map(Pair::as_field) {
+        None => {
+            lock.key.hash_set(first);
+            ctx.replicate_hset(name, first);
+        }
+        Some(second) => {
+            lock.key.hash_set_both(first, second);
+            ctx.replicate_hset_both(name, first, second);
+        }
+    }
 }
 
 /// A field with its value.
-pub(crate) struct Pair<'a>(pub(crate) Word<'a>, pub(crate) Word<'a>);
+struct Pair<'a>(Word<'a>, Word<'a>);
 
 impl<'a> Pair<'a> {
     fn of((field, value): &(Field, Value), caller: Str<'a>, words: &'a Words) -> Self {
@@ -403,13 +380,13 @@ impl<'a> Pair<'a> {
         Self(field, Word::of_value(*value, words))
     }
 
-    pub(crate) fn as_field(&self) -> ffi::Field<'_> {
+    fn as_field(&self) -> ffi::Field<'_> {
         (self.0.as_str(), self.1.as_str())
     }
 }
 
 /// A string of the server: one that exists already, or one that is made for this write.
-pub(crate) enum Word<'a> {
+enum Word<'a> {
     Known(Str<'a>),
     Made(OwnedStr),
 }
@@ -427,7 +404,7 @@ impl<'a> Word<'a> {
         }
     }
 
-    pub(crate) fn of_value(value: Value, words: &'a Words) -> Self {
+    fn of_value(value: Value, words: &'a Words) -> Self {
         match value {
             Value::Number(1) => Self::Known(words.one.as_str()),
             Value::Mode(Mode::Read) => Self::Known(words.read.as_str()),
@@ -436,7 +413,7 @@ impl<'a> Word<'a> {
         }
     }
 
-    pub(crate) fn as_str(&self) -> Str<'_> {
+    fn as_str(&self) -> Str<'_> {
         match self {
             Self::Known(known) => *known,
             Self::Made(made) => made.as_str(),

@@ -2,5 +2,4 @@
 
 pub(crate) mod effects;
 pub(crate) mod publish;
-pub(crate) mod replicate;
 pub(crate) mod reply;

@@ -4,72 +4,30 @@ use crate::clock;
 use crate::config::{PUBLISH, PublishMode, WAKE_FAIR_QUEUE};
 use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr};
 use crate::memory::state::Words;
-use rlock_core::change::Message;
 use rlock_core::{Mode, names};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Publishes that a lock was released, for waiters of the mode in which it was held. If it is free
-/// now, this also wakes the first in the queue of Redisson's fair lock. With `is_told`, replicas
-/// have the first of the two messages already.
-pub(crate) fn unlocked(
-    ctx: Ctx<'_>,
-    name: &[u8],
-    held_as: Mode,
-    is_free: bool,
-    is_told: bool,
-    words: &Words,
-) {
+/// now, this also wakes the first in the queue of Redisson's fair lock.
+pub(crate) fn unlocked(ctx: Ctx<'_>, name: &[u8], held_as: Mode, is_free: bool, words: &Words) {
     let Some(to) = Channels::new(ctx) else { return };
     let name = names::tagged(name);
-    let Some((channel, message)) = unlock_message(name, held_as, words) else {
-        return;
+    let (channel, message) = match held_as {
+        Mode::Plain => (name.lock_channel(), &words.unlocked),
+        // Of a read-write lock's waiters, `0` wakes one in each process and `1` wakes all.
+        Mode::Read => (name.read_write_channel(), &words.unlocked),
+        Mode::Write => (name.read_write_channel(), &words.write_unlocked),
+        // Only our own clients use permits.
+        Mode::Permits => return,
     };
-    to.publish(ctx, &OwnedStr::concat(&channel), message, !is_told);
+    to.publish(ctx, &OwnedStr::concat(&channel), message);
     if held_as == Mode::Plain
         && is_free
         && WAKE_FAIR_QUEUE.load(Ordering::Relaxed)
         && let Some(first) = first_of_fair_queue(ctx, name)
     {
         let channel = name.fair_channel(first.as_str().bytes());
-        to.publish(ctx, &OwnedStr::new(&channel), &words.unlocked, true);
-    }
-}
-
-/// The channel and the message. None for permits, which only our own clients use.
-fn unlock_message<'a>(
-    name: names::Tagged<'a>,
-    held_as: Mode,
-    words: &'a Words,
-) -> Option<(names::Parts<'a>, &'a OwnedStr)> {
-    match held_as {
-        Mode::Plain => Some((name.lock_channel(), &words.unlocked)),
-        // Of a read-write lock's waiters, `0` wakes one in each process and `1` wakes all.
-        Mode::Read => Some((name.read_write_channel(), &words.unlocked)),
-        Mode::Write => Some((name.read_write_channel(), &words.write_unlocked)),
-        Mode::Permits => None,
-    }
-}
-
-/// The unlock message as replicas get it; none if it is not replicated.
-pub(crate) fn to_replicas(ctx: Ctx<'_>, held_as: Mode) -> Option<Message> {
-    let to = Channels::new(ctx).filter(|to| to.replicas && held_as != Mode::Permits)?;
-    Some(Message {
-        held_as,
-        classic: to.classic,
-        sharded: to.sharded,
-    })
-}
-
-/// Publishes an unlock message that the primary has replicated.
-pub(crate) fn replayed(ctx: Ctx<'_>, name: &[u8], message: Message, words: &Words) {
-    let to = Channels {
-        classic: message.classic,
-        sharded: message.sharded,
-        replicas: false,
-    };
-    let name = names::tagged(name);
-    if let Some((channel, message)) = unlock_message(name, message.held_as, words) {
-        to.publish(ctx, &OwnedStr::concat(&channel), message, false);
+        to.publish(ctx, &OwnedStr::new(&channel), &words.unlocked);
     }
 }
 
@@ -149,19 +107,18 @@ impl Channels {
         })
     }
 
-    fn publish(&self, ctx: Ctx<'_>, channel: &OwnedStr, message: &OwnedStr, tell_replicas: bool) {
+    fn publish(&self, ctx: Ctx<'_>, channel: &OwnedStr, message: &OwnedStr) {
         let (channel, message) = (channel.as_str(), message.as_str());
-        let replicas = self.replicas && tell_replicas;
         if self.classic {
             ctx.publish(channel, message);
         }
         if self.sharded {
             ctx.publish_sharded(channel, message);
         }
-        if self.classic && replicas {
+        if self.classic && self.replicas {
             ctx.replicate_publish(channel, message);
         }
-        if self.sharded && replicas {
+        if self.sharded && self.replicas {
             ctx.replicate_spublish(channel, message);
         }
     }

@@ -18,7 +18,6 @@ pub(crate) const PART: &str = "uncontended";
 pub(crate) const OWNER: &str = "0b6bdc62-8d5c-4c0e-9d6f-6b8a5c1f2e3d:1234";
 
 pub(crate) const RLOCK: &str = "RLOCK.ACQUIRE + RLOCK.RELEASE";
-const COMPACT: &str = "the same with rlock.replicate compact";
 pub(crate) const SET_DEL: &str = "SET NX PX + DEL";
 pub(crate) const COMPARE: &str = "SET NX PX + compare-and-delete script";
 const SCRIPTS: &str = "re-entrant scripts with message and latch";
@@ -42,8 +41,6 @@ struct Pair {
 /// A way to lock.
 pub(crate) struct Contender {
     pub(crate) name: &'static str,
-    /// How the module replicates meanwhile.
-    replicate: &'static str,
     pair: Box<dyn Fn(&str) -> Pair>,
 }
 
@@ -93,11 +90,8 @@ fn fight(
             load.round(host, run.length(50));
         }
         alternate(contenders.len(), run.rounds(rounds), |index, round| {
-            let Contender {
-                name, replicate, ..
-            } = contenders[index];
-            host.does(&format!("CONFIG SET rlock.replicate {replicate}"));
             let pace = loads[index].round(host, run.length(300));
+            let name = contenders[index].name;
             results.add(&at(case, *pipeline), name, round, &pace.values());
         });
     }
@@ -125,7 +119,7 @@ pub(crate) fn hold(number: u64) -> Step {
 
 /// Takes and gives back locks with RLOCK: the load of other parts as well.
 pub(crate) fn rlock_load(server: &Server, pipeline: usize) -> Load {
-    rlock(RLOCK, "plain").load(server, pipeline)
+    rlock().load(server, pipeline)
 }
 
 /// `SET` and `DEL`, likewise.
@@ -133,11 +127,10 @@ pub(crate) fn set_load(server: &Server, pipeline: usize) -> Load {
     set_del().load(server, pipeline)
 }
 
-fn rlock(name: &'static str, replicate: &'static str) -> Contender {
+fn rlock() -> Contender {
     Contender {
-        name,
-        replicate,
-        pair: Box::new(move |key| Pair {
+        name: RLOCK,
+        pair: Box::new(|key| Pair {
             take: Step::of(&["RLOCK.ACQUIRE", key, OWNER, "30000"], &["*2", ":1", ":"]),
             give: Step::of(&["RLOCK.RELEASE", key, OWNER], &[":0"]),
             afterwards: Step::default(),
@@ -152,7 +145,6 @@ fn set(key: &str) -> Step {
 fn set_del() -> Contender {
     Contender {
         name: SET_DEL,
-        replicate: "plain",
         pair: Box::new(move |key| Pair {
             take: set(key),
             give: Step::of(&["DEL", key], &[":1"]),
@@ -167,12 +159,10 @@ pub(crate) fn contenders(server: &Server) -> Vec<Contender> {
     let acquire = wire.load(scripts::ACQUIRE);
     let release = wire.load(scripts::RELEASE);
     vec![
-        rlock(RLOCK, "plain"),
-        rlock(COMPACT, "compact"),
+        rlock(),
         set_del(),
         Contender {
             name: COMPARE,
-            replicate: "plain",
             pair: Box::new(move |key| Pair {
                 take: set(key),
                 give: Step::of(&["EVALSHA", &compare_and_delete, "1", key, OWNER], &[":1"]),
@@ -181,7 +171,6 @@ pub(crate) fn contenders(server: &Server) -> Vec<Contender> {
         },
         Contender {
             name: SCRIPTS,
-            replicate: "plain",
             pair: Box::new(move |key| {
                 let (channel, latch) = (format!("released:{{{key}}}"), format!("latch:{{{key}}}"));
                 let words = [
@@ -256,7 +245,6 @@ pub(crate) fn report(results: &Results) -> Report {
             vec![
                 format!("{case}, pipeline {pipeline}"),
                 figure(results.median(&at, RLOCK, "per_second")),
-                against(COMPACT),
                 against(SET_DEL),
                 against(COMPARE),
                 against(SCRIPTS),
@@ -264,14 +252,7 @@ pub(crate) fn report(results: &Results) -> Report {
         })
         .collect();
     report.table(
-        &[
-            "",
-            "pairs/s",
-            "replicate compact",
-            SET_DEL,
-            "compare-and-delete",
-            "scripts",
-        ],
+        &["", "pairs/s", SET_DEL, "compare-and-delete", "scripts"],
         &rows,
     );
     targets(results, &mut report);
@@ -339,26 +320,12 @@ fn targets(results: &Results, report: &mut Report) {
         2.1,
         against(ALONE, 1, SCRIPTS),
     );
-    let against_safe = |of, pipeline: u64| {
-        let at = at(ALONE, pipeline);
-        results.ratio(&at, "per_second", of, COMPARE)
-    };
     report.at_least(
         "… against `SET` + compare-and-delete, pipeline 16",
         1.0,
-        against_safe(RLOCK, 16),
+        against(ALONE, 16, COMPARE),
     );
-    report.at_least("… pipeline 128", 1.0, against_safe(RLOCK, 128));
-    report.at_least(
-        "… pipeline 16, `rlock.replicate compact`",
-        1.15,
-        against_safe(COMPACT, 16),
-    );
-    report.at_least(
-        "… pipeline 128, `rlock.replicate compact`",
-        1.15,
-        against_safe(COMPACT, 128),
-    );
+    report.at_least("… pipeline 128", 1.0, against(ALONE, 128, COMPARE));
 }
 
 pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {

@@ -12,7 +12,7 @@ use crate::reply::{say, say_json};
 use crate::server::{Fleet, Node, said};
 
 /// The options that are looked at.
-const OPTIONS: [&str; 9] = [
+const OPTIONS: [&str; 8] = [
     "maxmemory",
     "maxmemory-policy",
     "appendonly",
@@ -21,7 +21,6 @@ const OPTIONS: [&str; 9] = [
     "maxclients",
     "min-replicas-to-write",
     "rlock.grant-delay-ms",
-    "rlock.replicate",
 ];
 
 /// The commands by which a primary tells its replicas and its append-only file of locks, and
@@ -375,8 +374,8 @@ impl Examined {
                     format!(
                         "it could not carry out {refused} commands of its primary: see its log"
                     ),
-                    "load the module if it is missing, and let it sync anew: REPLICAOF NO ONE, \
-                     then REPLICAOF its primary",
+                    "give it back the commands that its log names, and let it sync anew: REPLICAOF \
+                     NO ONE, then REPLICAOF its primary",
                 ));
             }
         }
@@ -458,16 +457,6 @@ impl Examined {
                 "min-replicas-to-write",
                 "a primary that is cut off from its replicas goes on granting".to_owned(),
                 "CONFIG SET min-replicas-to-write 1, and min-replicas-max-lag to a few seconds",
-            ));
-        }
-        if replicas > 0 && self.config("rlock.replicate") == "compact" {
-            found.push((
-                "replicate",
-                format!(
-                    "rlock.replicate is compact: of its {replicas} replicas, one without the \
-                     module has no locks, and this server cannot see that"
-                ),
-                "ask each with rlock doctor: it must have the module; or set rlock.replicate plain",
             ));
         }
     }

@@ -110,21 +110,6 @@ const FIELDS: &[(&str, Kind, &str)] = &[
         "Time until the server grants locks after its start.",
     ),
     (
-        "rlock_replicate_compact",
-        Gauge,
-        "1 if changes are told to replicas and the append-only file in few bytes.",
-    ),
-    (
-        "rlock_changes_applied",
-        Counter,
-        "Changes in few bytes that were applied.",
-    ),
-    (
-        "rlock_changes_refused",
-        Counter,
-        "Changes in few bytes that could not be understood.",
-    ),
-    (
         "rlock_calls_refused",
         Counter,
         "Calls of the module that the server refused; 0 unless something is wrong.",

@@ -563,6 +563,13 @@ fn doctor_finds_missing_commands() {
     assert!(found(&replica, 1).contains(&"commands".to_owned()));
     let text = printed(&replica, &["doctor"], 1);
     assert!(text.contains("it has no DEL: if its primary has"), "{text}");
+    until("it has errors", || {
+        let mut conn = primary.connect();
+        conn.take("k", "alice");
+        conn.let_go("k", "alice");
+        replica.info_number("unexpected_error_replies") > 0
+    });
+    assert!(found(&replica, 1).contains(&"replication".to_owned()));
     // One that does not tell.
     let silent = without(&["COMMAND", "CONFIG"]).start();
     assert_eq!(found(&silent, 1), ["rights"; 2]);
@@ -750,18 +757,6 @@ fn doctor_looks_at_replicas_and_at_clocks() {
     let pair = Pair::start();
     assert_eq!(found(&pair.primary, 1), ["min-replicas-to-write"]);
     assert!(found(&pair.replica, 1).contains(&"role".to_owned()));
-    pair.primary.run("CONFIG SET rlock.replicate compact");
-    let both = ["min-replicas-to-write", "replicate"];
-    assert_eq!(found(&pair.primary, 1), both);
-    // One that lacks the module cannot carry out what it is told.
-    let plain = Server::builder().without_module().start();
-    plain.run(format!("REPLICAOF 127.0.0.1 {}", pair.primary.port()));
-    until("it has errors", || {
-        let mut conn = pair.primary.connect();
-        conn.run("RLOCK.ACQUIRE k alice 30000").held();
-        plain.info_number("unexpected_error_replies") > 0
-    });
-    assert!(found(&plain, 1).contains(&"replication".to_owned()));
     let server = Server::builder()
         .settable_clock()
         .config("appendonly yes")

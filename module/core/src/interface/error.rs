@@ -102,10 +102,6 @@ pub enum CommandError {
     ChainTooLong,
     /// GUARD without a command.
     NoCall,
-    /// APPLY that came neither from a primary nor from the append-only file.
-    NotReplayed,
-    /// APPLY of bytes that are not a change.
-    NoChange,
     /// A command that GUARD does not run.
     NotGuarded(Word, NotGuarded),
     /// GUARD by an owner that does not hold the lock, with the token of the present hold.
@@ -252,13 +248,6 @@ impl fmt::Display for CommandError {
                 "QUEUEFULL more than {CHAIN_MAX} owners, or {LOOKS_MAX} of their waits and holds, \
                  would have to be looked at to rule out a deadlock"
             ),
-            Self::NotReplayed => f.write_str(
-                "ERR RLOCK.APPLY is what a primary tells its replicas and its append-only file, \
-                 and no command for clients",
-            ),
-            Self::NoChange => {
-                f.write_str("ERR RLOCK.APPLY cannot be understood, nothing is changed")
-            }
             Self::NoCall => f.write_str("ERR CALL and the command to be run must follow"),
             Self::NotGuarded(command, why) => {
                 write!(
@@ -423,9 +412,7 @@ mod tests {
             CommandError::NoSessionConnection => CommandError::CannotBlock,
             CommandError::CannotBlock => CommandError::Deadlock(Circle::of_reader(b"X", b"X")),
             CommandError::Deadlock(_) => CommandError::ChainTooLong,
-            CommandError::ChainTooLong => CommandError::NotReplayed,
-            CommandError::NotReplayed => CommandError::NoChange,
-            CommandError::NoChange => CommandError::NoCall,
+            CommandError::ChainTooLong => CommandError::NoCall,
             CommandError::NoCall => CommandError::NotGuarded(word(), NotGuarded::Unknown),
             CommandError::NotGuarded(_, why) => {
                 let next = match why {
@@ -493,6 +480,6 @@ mod tests {
             );
             count += 1;
         }
-        assert_eq!(count, 66, "all have been looked at");
+        assert_eq!(count, 64, "all have been looked at");
     }
 }

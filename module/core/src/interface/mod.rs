@@ -1,7 +1,6 @@
 //! The interface of the core: requests and stored values go in; tasks, effects and refusals come
 //! out.
 
-pub mod change;
 pub(crate) mod depth;
 pub(crate) mod effect;
 pub(crate) mod error;

@@ -76,7 +76,7 @@ impl Text {
 
 impl<const N: usize> Text<N> {
     /// The empty text.
-    pub fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Self {
             buffer: [0; N],
             start: N,

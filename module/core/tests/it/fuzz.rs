@@ -9,18 +9,15 @@
     reason = "a body is there to panic, and a table of what may happen is one table"
 )]
 
-// The bodies: changes in few bytes; arguments; what others left in the keyspace; steps without a
-// server, a keyspace or
+// The bodies: arguments; the keyspace as others left it; steps without a server, a keyspace or
 // sense; and histories, with the twins beside them.
 mod any_state;
-mod changes;
 mod choices;
 mod histories;
 mod requests;
 mod stored;
 
 pub use any_state::{any_state, any_state_of_permits};
-pub use changes::changes;
 pub use histories::{histories, mixed_histories, read_write_histories};
 pub use requests::{globs, requests};
 pub use stored::stored;
@@ -114,11 +111,6 @@ proptest! {
     #[test]
     fn globs_of_any_bytes(data in proptest::collection::vec(any::<u8>(), 0..80)) {
         globs(&data);
-    }
-
-    #[test]
-    fn changes_of_any_bytes(data in proptest::collection::vec(any::<u8>(), 0..400)) {
-        changes(&data);
     }
 
     #[test]
