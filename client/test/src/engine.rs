@@ -671,7 +671,7 @@ impl Engine {
                 // Nobody subscribes, and nobody is blocked for a lock.
                 Effect::Publish { .. }
                 | Effect::Grant { .. }
-                | Effect::Dismiss { .. }
+                | Effect::Leave { .. }
                 | Effect::Log(_) => {}
             }
         }

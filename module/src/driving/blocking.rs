@@ -63,7 +63,7 @@ impl Blocking for Clients {
             Some(Blocked::Waiting(waiter)) => {
                 let (asked, lock) = state::with(|state| {
                     let asked = state.locks.asked_by(waiter);
-                    (asked, state.locks.depart(waiter))
+                    (asked, state.locks.waiter_gone(waiter))
                 });
                 let ttl_ms = lock.map_or(0, |lock| {
                     ctx.select_db(lock.db);
@@ -74,7 +74,7 @@ impl Blocking for Clients {
                     let ttl_ms = lock.ttl_ms(asked, now);
                     state::with(|state| state.locks.ttl_or_delay_ms(ttl_ms, now))
                 });
-                reply::dismissed(ctx, &WaitOutcome::NotAcquired { ttl_ms });
+                reply::left(ctx, &WaitOutcome::NotAcquired { ttl_ms });
             }
             Some(Blocked::Listening(listening)) => {
                 state::with(|state| state.locks.listen_no_more(listening.session, handle));
@@ -91,7 +91,7 @@ impl Blocking for Clients {
     fn disconnected(ctx: Ctx<'_>, handle: Handle) {
         match state::with(|state| state.told(handle)) {
             Some(Blocked::Waiting(waiter)) => {
-                state::with(|state| state.locks.depart(waiter));
+                state::with(|state| state.locks.waiter_gone(waiter));
                 ffi::unblock(handle);
             }
             Some(Blocked::Listening(listening)) => {
@@ -104,7 +104,7 @@ impl Blocking for Clients {
                 let Granted {
                     lock, owner, grant, ..
                 } = granted;
-                state.locks.give_back_later(&lock, &owner, &grant);
+                state.locks.end_grant_later(&lock, &owner, &grant);
             }),
             Some(Blocked::Woken(listening)) => {
                 state::with(|state| state.locks.woken_no_more(listening.session));
@@ -123,7 +123,7 @@ impl Blocking for Clients {
 fn reply_to(ctx: Ctx<'_>, blocked: Blocked) {
     match blocked {
         Blocked::Granted(granted) => reply::acquired(ctx, granted.count, granted.grant.token),
-        Blocked::Dismissed(why) => reply::dismissed(ctx, &why),
+        Blocked::Left(why) => reply::left(ctx, &why),
         Blocked::Woken(Listening { session, client_id }) => {
             // Another client may have taken the session over in this turn; then the events belong
             // to that client.

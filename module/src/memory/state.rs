@@ -127,7 +127,7 @@ pub(crate) enum Blocked {
     /// It was unblocked with the lock; the reply is sent in this turn of the event loop.
     Granted(Granted),
     /// It was unblocked without the lock.
-    Dismissed(WaitOutcome),
+    Left(WaitOutcome),
     /// It waits for a session's events.
     Listening(Listening),
     /// It was unblocked, because the session has events or its wait is over.

@@ -150,7 +150,7 @@ fn tell(ctx: Ctx<'_>, effect: &Effect) {
             grant,
         } => {
             let Some(waiting) = state.waiting(*client) else {
-                state.locks.give_back_later(lock, owner, grant);
+                state.locks.end_grant_later(lock, owner, grant);
                 return None;
             };
             *waiting = Blocked::Granted(Granted {
@@ -163,8 +163,8 @@ fn tell(ctx: Ctx<'_>, effect: &Effect) {
             state.undelivered.add(*client);
             Some(*client)
         }
-        Effect::Dismiss { client, why } => {
-            *state.waiting(*client)? = Blocked::Dismissed(why.clone());
+        Effect::Leave { client, why } => {
+            *state.waiting(*client)? = Blocked::Left(why.clone());
             Some(*client)
         }
         Effect::Wake(client) => {

@@ -50,7 +50,7 @@ pub(crate) fn events(ctx: Ctx<'_>, events: &[Event]) {
 }
 
 /// The reply to a waiter that does not get the lock.
-pub(crate) fn dismissed(ctx: Ctx<'_>, why: &WaitOutcome) {
+pub(crate) fn left(ctx: Ctx<'_>, why: &WaitOutcome) {
     match why {
         WaitOutcome::NotAcquired { ttl_ms } => not_acquired(ctx, *ttl_ms),
         WaitOutcome::Refused(refusal) => ctx.reply_error(&text_of(ctx, refusal)),

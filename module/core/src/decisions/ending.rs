@@ -38,14 +38,14 @@ impl Decision<'_> {
             return;
         }
         if !release.whole {
-            return self.take_back(release, stored);
+            return self.end_entry(release, stored);
         }
         let then = self.end(stored, &release.owner, release.mode);
         self.follow(then);
         count(&mut self.locks.counters.session_releases);
     }
 
-    fn take_back(&mut self, release: &PendingRelease, stored: &Stored) {
+    fn end_entry(&mut self, release: &PendingRelease, stored: &Stored) {
         let name = self.at.name;
         let request = Release {
             key: name,

@@ -71,7 +71,7 @@ impl Decision<'_> {
     ) {
         if matches!(stored, Stored::OtherType) {
             self.locks
-                .dismiss_some(queue, &CommandError::WrongType, self.effects);
+                .refuse_some(queue, &CommandError::WrongType, self.effects);
             return;
         }
         if stored.is_free() {
@@ -82,7 +82,7 @@ impl Decision<'_> {
         }
         if let Some(kind) = stored.kind().filter(|kind| *kind != Kind::Plain) {
             let first = self.locks.table.first(queue).map(|(id, _)| id);
-            let are_more = self.dismiss_multis(queue, kind);
+            let are_more = self.refuse_multis(queue, kind);
             if are_more || first != self.locks.table.first(queue).map(|(id, _)| id) {
                 // The key was read for the owner of the former first waiter. With this reading the
                 // new first waiter could be granted because of another owner's hold.
@@ -187,7 +187,7 @@ impl Decision<'_> {
         let entered = enter(self, &entry);
         debug_assert!(entered.is_ok(), "who is granted can enter: {entered:?}");
         let (held, grant) = entered.ok()?;
-        let waiter = self.locks.leave(id)?;
+        let waiter = self.locks.leave_queues(id)?;
         if let Some(message) = message {
             self.publish(message);
         }
@@ -223,7 +223,7 @@ impl Decision<'_> {
         if hash.own.is_some() {
             // Another program wrote this hold, or renamed the key of other permits.
             let why = WaitOutcome::Refused(CommandError::Held);
-            self.locks.dismiss(id, why, self.effects);
+            self.locks.leave(id, why, self.effects);
             return self.reconcile_now();
         }
         match hash.room {

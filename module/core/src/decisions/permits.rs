@@ -143,7 +143,7 @@ impl Decision<'_> {
         let without = self.locks.table.without_limit(queue, TOLD_AT_ONCE);
         for id in &without {
             let why = WaitOutcome::Refused(CommandError::NoLimit);
-            self.locks.dismiss(*id, why, self.effects);
+            self.locks.leave(*id, why, self.effects);
         }
         !without.is_empty()
     }

@@ -214,7 +214,7 @@ impl Locks {
                 .map(wrong_kind),
         });
         if let Some(error) = error {
-            return self.dismiss_multi(id, error, effects);
+            return self.refuse_multi(id, error, effects);
         }
         let waiters = self.multis.waiters(id).iter();
         let can_have = |(waiter, stored): &(&WaiterId, &Stored)| match stored {
@@ -232,7 +232,7 @@ impl Locks {
 
     /// Ends a wait that can never have all its locks. Where it was first, the next waiter may be
     /// granted, so that queue is reconciled.
-    fn dismiss_multi(&mut self, id: MultiId, error: CommandError, effects: &mut Vec<Effect>) {
+    fn refuse_multi(&mut self, id: MultiId, error: CommandError, effects: &mut Vec<Effect>) {
         let waiters = self.multis.waiters(id).to_vec();
         for waiter in &waiters {
             if self.table.is_first(*waiter)
@@ -243,7 +243,7 @@ impl Locks {
             }
         }
         if let Some(first) = waiters.first() {
-            self.dismiss(*first, WaitOutcome::Refused(error), effects);
+            self.leave(*first, WaitOutcome::Refused(error), effects);
         }
     }
 
@@ -323,11 +323,11 @@ impl Decision<'_> {
 
     /// Refuses the waits for several locks in this queue, because the lock is of another kind now:
     /// [`TOLD_AT_ONCE`] at most. Returns whether there are more.
-    pub(crate) fn dismiss_multis(&mut self, queue: RecordId, held: Kind) -> bool {
+    pub(crate) fn refuse_multis(&mut self, queue: RecordId, held: Kind) -> bool {
         let multis = self.locks.table.multis_in(queue, TOLD_AT_ONCE);
         for id in &multis {
             let why = WaitOutcome::Refused(wrong_kind(held));
-            self.locks.dismiss(*id, why, self.effects);
+            self.locks.leave(*id, why, self.effects);
         }
         multis.len() == TOLD_AT_ONCE && !self.locks.table.multis_in(queue, 1).is_empty()
     }

@@ -43,7 +43,7 @@ impl Locks {
     }
 
     /// Takes a waiter out of the queue without a grant, and tells it why.
-    pub(crate) fn dismiss(
+    pub(crate) fn leave(
         &mut self,
         id: WaiterId,
         why: WaitOutcome,
@@ -52,8 +52,8 @@ impl Locks {
         // A wait for several locks is told once, under its first lock.
         let id = self.main_waiter(id)?;
         let lock = self.lock_of(id)?;
-        let waiter = self.withdraw(id)?;
-        self.tell_dismissed(&lock, waiter.reply_to, waiter.owner, why, effects);
+        let waiter = self.leave_untold(id)?;
+        self.tell_left(&lock, waiter.reply_to, waiter.owner, why, effects);
         Some(())
     }
 
@@ -63,7 +63,7 @@ impl Locks {
     /// The queue stays dirty: its key is read again for the waiters behind them, in this turn or in
     /// the next. So a hundred thousand such waiters do not hold up other clients, and a key that
     /// was changed back meanwhile counts.
-    pub(crate) fn dismiss_some(
+    pub(crate) fn refuse_some(
         &mut self,
         queue: RecordId,
         error: &CommandError,
@@ -74,7 +74,7 @@ impl Locks {
         while told < TOLD_AT_ONCE
             && let Some((id, _)) = self.table.first(queue)
             && self
-                .dismiss(id, WaitOutcome::Refused(error.clone()), effects)
+                .leave(id, WaitOutcome::Refused(error.clone()), effects)
                 .is_some()
         {
             told = told.saturating_add(1);
@@ -82,7 +82,7 @@ impl Locks {
         told > 0
     }
 
-    pub(crate) fn tell_dismissed(
+    pub(crate) fn tell_left(
         &mut self,
         lock: &LockKey,
         reply_to: ReplyTarget,
@@ -91,7 +91,7 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) {
         match reply_to {
-            ReplyTarget::Client { handle, .. } => effects.push(Effect::Dismiss {
+            ReplyTarget::Client { handle, .. } => effects.push(Effect::Leave {
                 client: handle,
                 why,
             }),

@@ -255,7 +255,7 @@ impl Decision<'_> {
         let ttl_ms = stored.ttl_ms(self.now);
         let ttl_ms = self.locks.ttl_or_delay_ms(ttl_ms, self.now);
         let why = WaitOutcome::NotAcquired { ttl_ms };
-        self.locks.dismiss(id, why, self.effects);
+        self.locks.leave(id, why, self.effects);
         count(&mut self.locks.counters.cancels);
         1
     }

@@ -46,7 +46,7 @@ pub enum Effect {
         grant: Grant,
     },
     /// Tell a blocked client that it left the queue without the lock.
-    Dismiss {
+    Leave {
         /// The client, which is not in the queue any more.
         client: usize,
         /// The reason.

@@ -128,10 +128,10 @@ impl Locks {
 
     /// A waiter's client disconnected or was unblocked: the waiter leaves the queue. Returns the
     /// lock that it waited for; none if it was in no queue.
-    pub fn depart(&mut self, id: WaiterId) -> Option<LockKey> {
+    pub fn waiter_gone(&mut self, id: WaiterId) -> Option<LockKey> {
         self.invalidate();
         let lock = self.lock_of(id)?;
-        self.withdraw(id)?;
+        self.leave_untold(id)?;
         count(&mut self.counters.departures);
         Some(lock)
     }
@@ -148,7 +148,7 @@ impl Locks {
     }
 
     /// A grant could not be delivered: it is given back as soon as a write is allowed.
-    pub fn give_back_later(&mut self, lock: &LockKey, owner: &Rc<[u8]>, grant: &Grant) {
+    pub fn end_grant_later(&mut self, lock: &LockKey, owner: &Rc<[u8]>, grant: &Grant) {
         let release = |token| PendingRelease {
             owner: Rc::clone(owner),
             mode: grant.mode,
@@ -160,10 +160,10 @@ impl Locks {
             whole: false,
         };
         match &grant.several {
-            None => self.release_later(lock.as_ref(), release(grant.token)),
+            None => self.end_later(lock.as_ref(), release(grant.token)),
             Some(several) => {
                 for (lock, token) in several.iter() {
-                    self.release_later(lock.as_ref(), release(*token));
+                    self.end_later(lock.as_ref(), release(*token));
                 }
             }
         }
@@ -174,7 +174,7 @@ impl Locks {
         self.epoch = self.epoch.wrapping_add(1);
     }
 
-    pub(crate) fn release_later(&mut self, lock: LockRef<'_>, release: PendingRelease) {
+    pub(crate) fn end_later(&mut self, lock: LockRef<'_>, release: PendingRelease) {
         self.invalidate();
         if let Some(id) = self.table.add_pending(lock, release) {
             self.agenda.add_later(id);
@@ -195,7 +195,7 @@ impl Locks {
         }
     }
 
-    /// The server became a replica. Its waiters are dismissed, and the new primary ends the holds
+    /// The server became a replica. Its waiters leave, and the new primary ends the holds
     /// of sessions. A session that has a hold gets `NOSESSION` once, so that its client confirms
     /// its holds at the new primary: here it would not be told that one is lost.
     pub fn demoted(&mut self, effects: &mut Vec<Effect>) {
@@ -207,7 +207,7 @@ impl Locks {
         }
         for id in self.table.in_database(None) {
             self.table.forget_writer_in(id);
-            while self.dismiss_some(id, &CommandError::Unblocked, effects) {}
+            while self.refuse_some(id, &CommandError::Unblocked, effects) {}
         }
         self.forget_what_is_due();
     }
@@ -262,7 +262,7 @@ impl Locks {
 
     /// Removes a waiter that does not get the lock. The owner of the next waiter may hold the lock
     /// and would be granted a re-entry, so the queue is marked dirty.
-    pub(crate) fn withdraw(&mut self, id: WaiterId) -> Option<Waiter> {
+    pub(crate) fn leave_untold(&mut self, id: WaiterId) -> Option<Waiter> {
         let multi = self.table.get(id)?.multi;
         let of_multi = multi.map_or(&[][..], |multi| self.multis.waiters(multi));
         let all = of_multi.iter().chain(multi.is_none().then_some(&id));
@@ -270,7 +270,7 @@ impl Locks {
         let queues: Vec<RecordId> = first
             .filter_map(|waiter| self.table.record_of(*waiter))
             .collect();
-        let waiter = self.leave(id);
+        let waiter = self.leave_queues(id);
         for queue in queues {
             self.mark_queue(queue);
         }
@@ -279,7 +279,7 @@ impl Locks {
 
     /// Removes a waiter from its queue and from its session. A multi-wait is removed from all its
     /// queues.
-    pub(crate) fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
+    pub(crate) fn leave_queues(&mut self, id: WaiterId) -> Option<Waiter> {
         let id = self.main_waiter(id)?;
         let multi = self.table.get(id)?.multi;
         let waiter = self.table.leave(id)?;

@@ -312,7 +312,7 @@ impl Locks {
             }
             Read::Elsewhere(error) => {
                 self.table.forget_writer(lock.as_ref());
-                self.dismiss_some(queue, &error, effects);
+                self.refuse_some(queue, &error, effects);
             }
             // It is not known which node serves the key. Here it looks free, so a grant could be
             // the second one.
@@ -391,7 +391,7 @@ impl Locks {
         if let Some(main) = main.filter(|main| self.table.is_long(*main, now)) {
             self.log_long_wait(main, &Read::Unknown, now, effects);
         }
-        if self.dismiss(id, why, effects).is_some() {
+        if self.leave(id, why, effects).is_some() {
             count(&mut self.counters.timeouts);
         }
     }

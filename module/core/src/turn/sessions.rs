@@ -101,13 +101,13 @@ impl Locks {
         let belongings = self.sessions.detach(session, now);
         self.log_session_ended(name, &belongings.holds, now);
         for id in belongings.waiters {
-            let waiter = self.withdraw(id);
+            let waiter = self.leave_untold(id);
             count(&mut self.counters.departures);
             // A waiter that would be told by an event cannot be told any more. One that is blocked
             // on a connection of its own can.
             if let Some(ReplyTarget::Client { handle, .. }) = waiter.map(|waiter| waiter.reply_to) {
                 let why = WaitOutcome::Refused(CommandError::NoSession);
-                effects.push(Effect::Dismiss {
+                effects.push(Effect::Leave {
                     client: handle,
                     why,
                 });
@@ -117,7 +117,7 @@ impl Locks {
         self.end_holds_later(reads);
         for event in belongings.unfetched {
             if let EventKind::Granted(grant) = &event.kind {
-                self.give_back_later(&event.lock, &event.owner, grant);
+                self.end_grant_later(&event.lock, &event.owner, grant);
             }
         }
         self.end_holds_later(others);
@@ -167,7 +167,7 @@ impl Locks {
                 mode: hold.mode,
                 whole: true,
             };
-            self.release_later(hold.lock.as_ref(), release);
+            self.end_later(hold.lock.as_ref(), release);
         }
     }
 

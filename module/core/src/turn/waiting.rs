@@ -339,7 +339,7 @@ impl Locks {
         if reply_to != newcomer.reply_to {
             let why = WaitOutcome::NotAcquired { ttl_ms };
             let owner = Rc::from(newcomer.owner);
-            self.tell_dismissed(&lock, reply_to, owner, why, effects);
+            self.tell_left(&lock, reply_to, owner, why, effects);
         }
         Some(())
     }

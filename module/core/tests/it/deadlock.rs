@@ -101,7 +101,7 @@ impl Crossing {
                 if let Some(at) = waiter.checked_rem(self.waiting.len()) {
                     let gone = self.waiting.remove(at);
                     self.locks
-                        .depart(gone.id)
+                        .waiter_gone(gone.id)
                         .ok_or("who waits cannot depart")?;
                 }
             }
@@ -293,7 +293,7 @@ impl Crossing {
             if let Effect::Write { lock, write } = effect {
                 self.space.carry_out(&places[*lock], caller, write)?;
             }
-            if let Effect::Grant { client, .. } | Effect::Dismiss { client, .. } = effect {
+            if let Effect::Grant { client, .. } | Effect::Leave { client, .. } = effect {
                 self.waiting.retain(|waiting| waiting.client != *client);
             }
         }

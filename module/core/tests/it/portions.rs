@@ -175,7 +175,7 @@ fn the_end_of_a_lease_is_seen_at_once_among_many_locks_that_are_waited_for() {
 
 fn dismissed(effects: &[Effect]) -> Vec<usize> {
     let client = |effect: &Effect| match effect {
-        Effect::Dismiss { client, .. } => Some(*client),
+        Effect::Leave { client, .. } => Some(*client),
         _ => None,
     };
     effects.iter().filter_map(client).collect()
@@ -267,7 +267,7 @@ impl Semaphore {
                 );
                 self.granted.push(*client);
             }
-            Effect::Dismiss { client, .. } => self.told.push(*client),
+            Effect::Leave { client, .. } => self.told.push(*client),
             Effect::Write { write, .. } => match write {
                 Write::SetPermits(holder, hold, _) => {
                     let name = holder.name(caller).to_vec();

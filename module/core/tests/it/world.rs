@@ -1083,7 +1083,7 @@ impl World {
             // A name that outlived its waiter must not fit a later one. (With ONCE the waiter lives
             // on, under its name, for another seat.)
             let is_there = self.waiting.values().any(|waiting| waiting == id);
-            if !is_there && self.locks.depart(*id).is_some() {
+            if !is_there && self.locks.waiter_gone(*id).is_some() {
                 return Err(format!("{id:?}, long gone, departs in somebody's place"));
             }
         }
@@ -1100,9 +1100,9 @@ impl World {
             let place = self.twin.place_of(seat);
             let left = self
                 .locks
-                .depart(id)
+                .waiter_gone(id)
                 .map(|lock| (lock.db, lock.name.to_vec()));
-            if left.as_ref() != Some(&place) || self.locks.depart(id).is_some() {
+            if left.as_ref() != Some(&place) || self.locks.waiter_gone(id).is_some() {
                 return Err(format!(
                     "seat {seat} departs from {left:?}, not once from {place:?}"
                 ));
@@ -1117,7 +1117,7 @@ impl World {
             let twin = &mut self.twin.life;
             twin.take_back(place_of(&lock), &owner, grant.mode, token, several);
             let owner = owner.as_slice().into();
-            self.locks.give_back_later(&lock, &owner, &grant);
+            self.locks.end_grant_later(&lock, &owner, &grant);
         }
         Ok(())
     }
@@ -1318,7 +1318,7 @@ impl World {
                 Ok(())
             }
             Effect::Log(_) => Ok(()),
-            Effect::Dismiss { client, why } => {
+            Effect::Leave { client, why } => {
                 self.waiting.remove(client);
                 let heard = match why {
                     WaitOutcome::NotAcquired { ttl_ms } => Heard::NotAcquired { ttl_ms: *ttl_ms },

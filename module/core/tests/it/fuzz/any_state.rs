@@ -613,9 +613,9 @@ impl<'a> Core<'a> {
         let which = which.checked_rem(self.blocked.len()).unwrap_or(0);
         if let Some((&client, &id)) = self.blocked.iter().nth(which) {
             self.blocked.remove(&client);
-            let left = self.locks.depart(id);
+            let left = self.locks.waiter_gone(id);
             assert!(left.is_some(), "{id:?} was told nothing and is not there");
-            assert_eq!(self.locks.depart(id), None, "it departs twice");
+            assert_eq!(self.locks.waiter_gone(id), None, "it departs twice");
         }
     }
 
@@ -658,10 +658,10 @@ impl<'a> Core<'a> {
                     self.hears(*client, effect);
                     if self.choices.one_in(4) {
                         // It is gone before it hears of it.
-                        self.locks.give_back_later(lock, owner, grant);
+                        self.locks.end_grant_later(lock, owner, grant);
                     }
                 }
-                Effect::Dismiss { client, why } => {
+                Effect::Leave { client, why } => {
                     self.hears(*client, effect);
                     if let WaitOutcome::NotAcquired { ttl_ms } = why {
                         assert!(*ttl_ms >= -1, "{effect:?}");

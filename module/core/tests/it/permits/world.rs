@@ -376,12 +376,12 @@ impl World {
         if let Some((&client, &id)) = self.blocked.iter().nth(which) {
             self.blocked.remove(&client);
             assert!(self.locks.asked_by(id).is_some(), "it waits for permits");
-            assert!(self.locks.depart(id).is_some(), "it waits");
+            assert!(self.locks.waiter_gone(id).is_some(), "it waits");
             self.twin.depart(client, self.now);
         } else if count > 0 {
             let place = which - self.blocked.len();
             let (lock, owner, grant) = self.under_way.remove(place);
-            self.locks.give_back_later(&lock, &owner, &grant);
+            self.locks.end_grant_later(&lock, &owner, &grant);
             self.twin
                 .take_back(index_of(&owner), grant.token.get(), self.now);
         }
@@ -626,7 +626,7 @@ impl World {
                     self.under_way
                         .push((lock.clone(), Rc::clone(owner), grant.clone()));
                 }
-                Effect::Dismiss { client, why } => {
+                Effect::Leave { client, why } => {
                     let heard = match why {
                         WaitOutcome::NotAcquired { ttl_ms } => {
                             Heard::NotAcquired { ttl_ms: *ttl_ms }
