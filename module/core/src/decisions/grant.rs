@@ -18,13 +18,23 @@ impl Decision<'_> {
     /// Does what follows from a change of the lock's holds. If the lock is free, exactly one unlock
     /// message is published.
     pub(crate) fn follow(&mut self, then: Then) {
+        self.delete_if_free(then);
+        self.let_next_in(then);
+    }
+
+    /// The first half of [`Decision::follow`]: a free lock has no key.
+    pub(crate) fn delete_if_free(&mut self, then: Then) {
+        if let Then::Freed(_) = then {
+            self.write(Write::Delete);
+        }
+    }
+
+    /// The second half: what follows for the waiters.
+    pub(crate) fn let_next_in(&mut self, then: Then) {
         match then {
             Then::Nothing => {}
             Then::MayLetIn => self.reconcile_now(),
-            Then::Freed(held_as) => {
-                self.write(Write::Delete);
-                self.pass_on(held_as);
-            }
+            Then::Freed(held_as) => self.pass_on(held_as),
         }
     }
 

@@ -162,7 +162,7 @@ impl Locks {
                 return Err(CommandError::HoldCountMalformed);
             }
         }
-        // All holds are given back before a waiter is granted: it may wait for several of them.
+        // All locks are free before a waiter is granted: it may wait for several of them.
         let mut given_back = Vec::new();
         for (place, lock, stored) in several.each() {
             let request = Release {
@@ -175,13 +175,14 @@ impl Locks {
             };
             let mut decision = self.decision(lock, place, now, effects);
             if let Some((_, then)) = decision.release_own(stored, &request)? {
+                decision.delete_if_free(then);
                 given_back.push((place, lock, then));
                 count(&mut self.counters.releases);
             }
         }
         let released = i64::try_from(given_back.len()).unwrap_or(i64::MAX);
         for (place, lock, then) in given_back {
-            self.decision(lock, place, now, effects).follow(then);
+            self.decision(lock, place, now, effects).let_next_in(then);
         }
         Ok(released)
     }

@@ -17,7 +17,7 @@ use std::fmt::Write as _;
 use std::rc::Rc;
 
 impl Locks {
-    /// Makes the looks that are due, until one finds a long wait. The task for it reads the lock, so
+    /// Makes the looks that are due, until one finds a long wait. Its task reads the lock, so
     /// that the logs can name the holder.
     pub(crate) fn next_long_wait(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
         while let Some((queue, long)) = self.table.take_look(turn.looks, now) {
