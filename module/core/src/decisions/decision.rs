@@ -42,12 +42,12 @@ impl Acquired {
     }
 }
 
-/// What follows from a change of a lock's holds. The function of a kind writes its own fields and
-/// returns this; [`Decision::follow`] acts on it.
+/// The consequence of a change of a lock's holds for its waiters. The function of a kind writes its
+/// own fields and returns this; [`Decision::follow`] acts on it.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub(crate) enum Then {
-    /// Nothing: who was kept out before is kept out still.
+    /// Nothing: the holders left keep the waiters out as before.
     Nothing,
     /// The lock is free, and was held in this mode.
     Freed(Mode),

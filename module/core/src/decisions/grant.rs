@@ -1,4 +1,4 @@
-//! Who is next: what follows when a hold has ended, and a queue that is reconciled with its key.
+//! Grants: to the next waiter when a hold has ended, and when a queue is reconciled with its key.
 
 use crate::decisions::decision::{Decision, Entry, Then};
 use crate::interface::effect::{Grant, Holder, WaitOutcome, Write};
@@ -15,8 +15,8 @@ use std::rc::Rc;
 impl Decision<'_> {
     // --- After the end of a hold -----------------------------------------------------------------
 
-    /// Does what follows from a change of the lock's holds. If the lock is free, exactly one unlock
-    /// message is published.
+    /// Deletes the key of a free lock, and lets the next waiter in. If the lock is free, exactly one
+    /// unlock message is published.
     pub(crate) fn follow(&mut self, then: Then) {
         self.delete_if_free(then);
         self.let_next_in(then);
@@ -29,7 +29,7 @@ impl Decision<'_> {
         }
     }
 
-    /// The second half: what follows for the waiters.
+    /// The second half: grants the next waiter, or has the queue reconciled.
     pub(crate) fn let_next_in(&mut self, then: Then) {
         match then {
             Then::Nothing => {}

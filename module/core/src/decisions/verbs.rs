@@ -180,7 +180,7 @@ impl Decision<'_> {
         Ok(Some(left))
     }
 
-    /// The same, without what follows for others.
+    /// The same, but the next waiter is not let in yet.
     pub(crate) fn release_own(
         &mut self,
         stored: &Stored,

@@ -256,7 +256,7 @@ impl Locks {
         let Some(record) = self.table.find(lock.as_ref()).must_exist() else {
             return;
         };
-        // Not all keys of this lock can be read here now. Nothing else is decided at such a lock.
+        // Not all keys of this lock can be read here now. The timer tries again.
         if let Read::Unknown = read {
             self.table.retry(record, now);
             return turn.unreadable.push(record);

@@ -54,7 +54,7 @@ impl<K: Ord, V> Few<K, V> {
         };
     }
 
-    /// Removes the entry with this key, if there is one.
+    /// Removes the entry with this key, if it exists.
     pub(crate) fn remove<Q: Ord + ?Sized>(&mut self, key: &Q)
     where
         K: Borrow<Q>,

@@ -1453,7 +1453,7 @@ fn places_named(command: Command<'_>, db: i32) -> Vec<Place> {
     }
 }
 
-/// What is read for a task: not the ends and tokens that the decision does not need.
+/// The reading for a task, without the ends and tokens that the decision does not need.
 pub(crate) fn as_needed(task: &Task, stored: Stored) -> Stored {
     match stored {
         Stored::Plain(mut hash) => {
