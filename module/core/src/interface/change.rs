@@ -14,6 +14,7 @@
 //! number that the bytes claim.
 
 use crate::interface::effect::{Field, Value, Write};
+use crate::interface::stored::WriteHold;
 use crate::interface::stored_permits::{Permits, PermitsHold};
 use crate::values::mode::Mode;
 use crate::values::names::{self, FENCE_FIELD, MODE_FIELD};
@@ -262,6 +263,14 @@ impl ChangeWriter {
                 self.number(hold.permits.get());
                 self.token(hold.token);
                 self.time(hold.ends_at);
+            }
+            Write::SetWriter(holder, count, token, is_first) => {
+                if *is_first {
+                    self.bytes.push(kind::SET_WRITE | kind::MORE);
+                }
+                self.bytes.push(kind::SET_IN_FULL);
+                self.name(&names::writer_field(holder.name(caller)));
+                self.plain(WriteHold::text(*count, *token).bytes());
             }
             Write::Remove(field) => {
                 self.bytes.push(kind::REMOVE);

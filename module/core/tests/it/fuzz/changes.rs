@@ -45,7 +45,7 @@ pub fn changes(data: &[u8]) {
 }
 
 fn any_write(choices: &mut Choices<'_>) -> Write {
-    match choices.below(11) {
+    match choices.below(12) {
         0 => Write::Remove(any_field(choices)),
         1..=2 => Write::ExpireAt(choices.number()),
         3 => Write::Delete,
@@ -61,6 +61,11 @@ fn any_write(choices: &mut Choices<'_>) -> Write {
         }
         7 => Write::SetLimit(Value::Number(choices.number())),
         8 => Write::DeleteLimit,
+        9 => {
+            let (holder, token) = (any_holder(choices), any_token(choices));
+            let count = choices.number().saturating_abs();
+            Write::SetWriter(holder, count, token, choices.one_in(2))
+        }
         _ => {
             let first = (any_field(choices), any_value(choices));
             let second = choices.maybe(|choices| (any_field(choices), any_value(choices)));
@@ -151,6 +156,12 @@ fn plain(write: &Write, caller: &[u8]) -> Vec<String> {
             let (owner, value) = (text(holder.name(caller)), text(hold.text().bytes()));
             let mode = is_first.then(|| "set mode=permits true".to_owned());
             let own = format!("set {owner}={value} false");
+            mode.into_iter().chain([own]).collect()
+        }
+        Write::SetWriter(holder, count, token, is_first) => {
+            let field = text(&names::writer_field(holder.name(caller)));
+            let mode = is_first.then(|| "set mode=write true".to_owned());
+            let own = format!("set {field}={count}:t{} false", token.get());
             mode.into_iter().chain([own]).collect()
         }
         Write::Remove(field) => vec![format!("remove {}", text(&field.name(caller)))],
