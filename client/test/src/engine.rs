@@ -446,7 +446,7 @@ impl Engine {
 
     /// The wall clock was set.
     pub(crate) fn clock_was_set(&mut self) {
-        self.locks.clock_was_set();
+        self.locks.all_changed(None);
     }
 
     /// Somebody else deletes a key.
@@ -594,7 +594,6 @@ impl Engine {
         let (asks_where, of_several_keys) = match task.purpose {
             Purpose::Reconcile(_) => (true, false),
             Purpose::CheckHold(mode) => (true, is_of_several_keys(mode)),
-            Purpose::CheckWriter => (true, true),
             // A plain one that is not here is no longer held, and so are permits.
             Purpose::Release(mode) => (is_of_several_keys(mode), is_of_several_keys(mode)),
             Purpose::Sweep | Purpose::LongWait => (false, true),
@@ -732,7 +731,8 @@ impl Found {
         match self {
             Self::ForQueue(Stored::Permits(hash), others) => Read::Permits(hash, others),
             Self::Stored(stored) | Self::ForQueue(stored, _) => Read::One(stored),
-            Self::Holds(stored, readers) => Read::Holds(*stored, readers),
+            // The log of BREAK names nobody here.
+            Self::Holds(stored, readers) => Read::Holds(*stored, readers, None),
             Self::Owners(owners) => Read::Owners(owners),
             Self::Gone(readers) => Read::Gone {
                 readers,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use rlock_core::{
     Count, FENCE_FIELD, Hash, Known, LockKey, MODE_FIELD, NEVER, Now, PERMITS_MODE, PermitsHash,
     PermitsHold, PermitsHolders, PermitsReading, PermitsRequest, ReadDepth, ReadHold, ReadWrite,
-    Stored, Task, Token, Value, WRITER_SUFFIX, Write, is_permits_mode, names,
+    Stored, Task, Token, Value, WRITER_SUFFIX, Write, WriteHold, is_permits_mode, names,
 };
 
 use crate::server::slot_of;
@@ -213,6 +213,13 @@ impl Keyspace {
                 let value = hold.text().bytes().to_vec();
                 fields.insert(holder.name(caller).to_vec(), value);
             }),
+            Write::SetWriter(holder, count, token, is_first) => self.set(place, |fields| {
+                if *is_first {
+                    fields.insert(MODE_FIELD.to_vec(), b"write".to_vec());
+                }
+                let value = WriteHold::text(*count, *token).bytes().to_vec();
+                fields.insert(names::writer_field(holder.name(caller)), value);
+            }),
             Write::Remove(field) => {
                 let is_empty = match self.keys.get_mut(&place).map(|entry| &mut entry.content) {
                     Some(Content::Hash(fields)) => {
@@ -276,15 +283,6 @@ fn readers(fields: &Fields) -> Vec<(Vec<u8>, Vec<u8>)> {
     readers
         .map(|(field, count)| (field.clone(), count.clone()))
         .collect()
-}
-
-/// The only holder. If there are none or several, nobody: no owner is called like the lock's own
-/// field.
-fn sole(holders: &ReaderCounts) -> &[u8] {
-    match &holders[..] {
-        [(sole, _)] => sole,
-        _ => FENCE_FIELD,
-    }
 }
 
 /// A lock's key, as it is.
@@ -425,7 +423,7 @@ impl Lock<'_> {
     fn load_read_write(&self, owner: &[u8], depth: ReadDepth) -> Stored {
         let own_writer = names::writer_field(owner);
         let own_write = self.fields.get(&own_writer);
-        let own_write = own_write.map(|count| Count::from_field(count));
+        let own_write = own_write.map(|value| WriteHold::from_field(value));
         let own_read = self.read_hold(owner);
         let says_read = self
             .fields
@@ -434,9 +432,12 @@ impl Lock<'_> {
         let key_end = self.ends_at().unwrap_or(NEVER);
         let is_outlived = says_read && own_read.is_some_and(|own| own.ends_at() < key_end);
         let mut others_read = None;
-        let mut others_write = false;
+        let (mut others_write, mut others_token) = (false, None);
         if depth != ReadDepth::Own {
-            others_write = self.writers().any(|field| *field != own_writer);
+            let mut writers = self.writers().filter(|(field, _)| **field != own_writer);
+            if let Some((_, value)) = writers.next() {
+                (others_write, others_token) = (true, WriteHold::from_field(value).token);
+            }
             let others = self.fields.keys().filter(|field| *field != owner);
             let others = others.filter_map(|field| self.read_hold(field));
             others_read = others.map(|hold| hold.ends_at()).max();
@@ -450,6 +451,7 @@ impl Lock<'_> {
         }
         Stored::ReadWrite(ReadWrite {
             others_write: others_write || !(says_read || own_write.is_some()),
+            others_token,
             own_write,
             own_read,
             others_read,
@@ -458,10 +460,10 @@ impl Lock<'_> {
         })
     }
 
-    fn writers(&self) -> impl Iterator<Item = &Vec<u8>> {
+    fn writers(&self) -> impl Iterator<Item = (&Vec<u8>, &Vec<u8>)> {
         self.fields
-            .keys()
-            .filter(|field| field.ends_with(WRITER_SUFFIX))
+            .iter()
+            .filter(|(field, _)| field.ends_with(WRITER_SUFFIX))
     }
 
     /// A reader's hold, if its timeout key is there. Nobody else's script has written others here.
@@ -505,7 +507,7 @@ impl Lock<'_> {
         }
         let writers = self
             .writers()
-            .filter_map(|field| field.strip_suffix(WRITER_SUFFIX));
+            .filter_map(|(field, _)| field.strip_suffix(WRITER_SUFFIX));
         let readers = readers(&self.fields).into_iter().map(|(reader, _)| reader);
         let readers = readers.filter(|reader| self.read_hold(reader).is_some());
         writers
@@ -521,17 +523,19 @@ impl Lock<'_> {
         if let Some((_, hold)) = permits.next() {
             return u64::try_from(hold.permits.get()).unwrap_or_default();
         }
-        let number = |field: &[u8]| match self.fields.get(field).map(|of| Count::from_field(of)) {
+        let number = |count: Option<Count>| match count {
             Some(Count::Valid(count)) => u64::try_from(count).unwrap_or_default(),
             _ => 0,
         };
+        let own = self.fields.get(owner).map(|value| Count::from_field(value));
         let writes = self.is_read_write().then(|| names::writer_field(owner));
-        let writes = writes.map_or(0, |field| number(&field));
-        number(owner).saturating_add(writes)
+        let writes = writes.and_then(|field| self.fields.get(&field));
+        let writes = writes.map(|value| WriteHold::from_field(value).count);
+        number(own).saturating_add(number(writes))
     }
 
     /// For BREAK: what is stored, and of a read-write lock its readers' fields, of permits those of
-    /// their holders. If there is one of them, what is stored is read for it.
+    /// their holders.
     pub(crate) fn load_for_holder(&self) -> (Stored, ReaderCounts) {
         let content = self.entry().map(|entry| &entry.content);
         let readers = readers(&self.fields);
@@ -542,17 +546,16 @@ impl Lock<'_> {
             None => Stored::Free,
             Some(Content::Text(_)) => Stored::OtherType,
             Some(Content::Hash(_)) if self.is_read_write() => {
-                let readers: ReaderCounts = readers.collect();
-                let stored = self.load_read_write(sole(&readers), ReadDepth::Brief);
-                return (stored, readers);
+                // No owner is called like the lock's own field.
+                let stored = self.load_read_write(FENCE_FIELD, ReadDepth::Brief);
+                return (stored, readers.collect());
             }
             Some(Content::Hash(_)) if self.is_of_permits() => {
                 let count = |hold: PermitsHold| Count::Valid(hold.permits.get());
                 let holders = self.permits();
                 let holders = holders.map(|(owner, hold)| (owner.into(), count(hold)));
-                let holders: ReaderCounts = holders.collect();
-                let stored = self.load_permits(sole(&holders), ReadDepth::Whole, None, false);
-                return (stored, holders);
+                let stored = self.load_permits(FENCE_FIELD, ReadDepth::Whole, None, false);
+                return (stored, holders.collect());
             }
             Some(Content::Hash(_)) => match self.owners().next() {
                 Some(holder) => self.load_plain(holder, None),

@@ -15,9 +15,8 @@
 //! [`Locks::enqueue`]. The timer's turns are [`Turn::of_deadlines`] and [`Turn::of_timer`].
 //!
 //! Between turns the core remembers only state that the keyspace does not hold: the queues and
-//! their deadlines, sessions with their waiters, holds and events, the tokens of writers, the last
-//! token minted and the counters. Everything else is read anew each time, because any client may
-//! write to the keyspace.
+//! their deadlines, sessions with their waiters, holds and events, the last token minted and the
+//! counters. Everything else is read anew each time, because any client may write to the keyspace.
 //!
 //! Changes outside of a command arrive in three ways. When a key changed, the driver calls
 //! [`Locks::changed`]; when a connection closed, [`Locks::client_gone`]; when
@@ -39,7 +38,7 @@ pub use interface::effect::{Effect, Field, Grant, Holder, TimeoutKey, Value, Wai
 pub use interface::error::{CommandError, NotGuarded};
 pub use interface::guarded;
 pub use interface::request;
-pub use interface::stored::{Count, Hash, HeldBy, ReadHold, ReadWrite, Stored};
+pub use interface::stored::{Count, Hash, HeldBy, ReadHold, ReadWrite, Stored, WriteHold};
 pub use interface::stored_permits::{
     Permits, PermitsHash, PermitsHold, PermitsHolders, PermitsReading, PermitsRequest, Room,
     is_permits_mode,

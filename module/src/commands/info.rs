@@ -20,7 +20,7 @@ use crate::clock;
 use crate::ffi::{Access, Args, Command, Ctx, KeyType, Keys, Spec};
 use crate::memory::state;
 use crate::reading::open_lock::{self, OpenLock};
-use crate::reading::read_write::{ReadWriteHash, begin_looks};
+use crate::reading::read_write::{ReadWriteHash, ReadWriteHold, begin_looks};
 use crate::writing::reply::{self, HolderReport, LockReport, PermitsReport};
 use rlock_core::{
     CommandError, Count, LockRef, Mode, NEVER, Now, Permits, Stored, Token, WaiterView, request,
@@ -152,26 +152,22 @@ fn read_write(
     queue: Vec<WaiterView>,
     now: Now,
 ) {
-    let (key_end, mut holds) = lock.read(|lock| {
+    let holds = lock.read(|lock| {
         let hash = lock.mode().map(|mode| ReadWriteHash::new(lock, &mode));
-        let holds = hash.map_or_else(Vec::new, |hash| hash.holds(true));
-        (lock.key.expires_at(), holds)
+        hash.map_or_else(Vec::new, |hash| hash.holds(true))
     });
-    for hold in holds.iter_mut().filter(|hold| hold.mode == Mode::Write) {
-        hold.token = state::with(|state| state.locks.writer_token(at, &hold.owner, key_end));
-    }
     let holders: Vec<HolderReport> = holds
         .into_iter()
-        .map(|hold| HolderReport {
-            mode: hold.mode,
-            count: valid(hold.count),
-            token: hold.token.map(Token::get),
-            ttl_ms: ttl_ms(hold.ends_at, now),
+        .map(|ReadWriteHold { held_by, count }| HolderReport {
+            mode: held_by.mode,
+            count: valid(count),
+            token: held_by.token.map(Token::get),
+            ttl_ms: ttl_ms(held_by.ends_at, now),
             hold: state::with(|state| {
-                let (owner, token) = (&hold.owner, hold.token);
-                state.locks.hold_view(at, owner, hold.mode, token, now)
+                let (owner, mode) = (&held_by.owner, held_by.mode);
+                state.locks.hold_view(at, owner, mode, held_by.token, now)
             }),
-            owner: hold.owner,
+            owner: held_by.owner,
         })
         .collect();
     let writer = holders.iter().find(|holder| holder.mode == Mode::Write);

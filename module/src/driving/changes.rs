@@ -74,7 +74,7 @@ fn tick(ctx: Ctx<'_>) {
         let is_overdue = |armed: &Armed| now.mono_ms.saturating_sub(armed.due.mono_ms) > OVERDUE_MS;
         let was_set = was_set || state.timer.as_ref().is_some_and(is_overdue);
         if was_set {
-            state.locks.clock_was_set();
+            state.locks.all_changed(None);
         }
         was_set
     });
@@ -108,7 +108,7 @@ static AT_WORK: AtomicBool = AtomicBool::new(false);
 struct Changes;
 
 impl KeyEvents for Changes {
-    fn changed(ctx: Ctx<'_>, key: Str<'_>, only_expiry: bool) {
+    fn changed(ctx: Ctx<'_>, key: Str<'_>) {
         // An event of our own write changes nothing.
         if state::with(|state| state.take_own_event(key)) {
             return;
@@ -117,14 +117,7 @@ impl KeyEvents for Changes {
             db: ctx.db(),
             name: key.bytes(),
         };
-        let is_known = state::with(|state| {
-            if only_expiry {
-                state.locks.expiry_changed(lock)
-            } else {
-                state.locks.changed(lock)
-            }
-        });
-        if is_known {
+        if state::with(|state| state.locks.changed(lock)) {
             pump::arm(ctx, clock::now());
         }
     }

@@ -170,8 +170,11 @@ impl Step<'_, '_, '_> {
     fn whoever(mut self, task: &Task, name: Str<'_>) {
         let lock = OpenLock::open(self.ctx, name, Access::Write);
         let now = self.now;
-        let (stored, holders) = lock.read(|lock| lock.load_with_holders(now));
-        let effects = self.decide(task, Read::Holds(stored, &holders));
+        let (stored, holders, first) = lock.read(|lock| {
+            let (stored, holders) = lock.load_with_holders(now);
+            (stored, holders, lock.first_holder(now))
+        });
+        let effects = self.decide(task, Read::Holds(stored, &holders, first));
         effects::carry_out(self.ctx, &mut [lock], name, effects);
     }
 
@@ -243,9 +246,7 @@ fn first_torn(locks: &[OpenLock<'_>], purpose: Purpose, stored: &[Stored]) -> Op
 
 fn access(purpose: Purpose) -> Access {
     match purpose {
-        Purpose::TimeOut | Purpose::LongWait | Purpose::Holders | Purpose::CheckWriter => {
-            Access::Read
-        }
+        Purpose::TimeOut | Purpose::LongWait | Purpose::Holders => Access::Read,
         _ => Access::Write,
     }
 }
@@ -271,7 +272,7 @@ fn not_here(ctx: Ctx<'_>, purpose: Purpose, name: Str<'_>) -> Option<Read<'stati
     let (may_write, of_several_keys) = match purpose {
         Purpose::Reconcile(_) => (true, false),
         Purpose::CheckHold(mode) | Purpose::Release(mode) => (true, is_of_several_keys(mode)),
-        Purpose::CheckWriter | Purpose::Sweep => (true, true),
+        Purpose::Sweep => (true, true),
         // While the lock's slot is on its way, the log entry of a long wait names no holder.
         Purpose::LongWait => (false, true),
         Purpose::Command | Purpose::TimeOut | Purpose::Holders | Purpose::GrantSeveral(_) => {

@@ -2,7 +2,7 @@
 
 use super::{Ctx, OK, Str, guarded, server};
 use redis_module::raw;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -41,8 +41,8 @@ extern "C" fn on_timer<T: Timers>(ctx: *mut raw::RedisModuleCtx, _data: *mut c_v
 
 /// Receives the keys that others changed.
 pub(crate) trait KeyEvents {
-    /// With `only_expiry`, nothing but the expiry of the key was changed.
-    fn changed(ctx: Ctx<'_>, key: Str<'_>, only_expiry: bool);
+    /// The key was changed, or when it expires.
+    fn changed(ctx: Ctx<'_>, key: Str<'_>);
 }
 
 /// Listens to generic, expired and evicted events from now on. Every write with such an event pays
@@ -88,15 +88,10 @@ static EXPIRED: AtomicU64 = AtomicU64::new(0);
 extern "C" fn on_key_event<K: KeyEvents>(
     ctx: *mut raw::RedisModuleCtx,
     _class: c_int,
-    event: *const c_char,
+    _event: *const c_char,
     key: *mut raw::RedisModuleString,
 ) -> c_int {
-    // SAFETY: the name of an event is a C string that lives as long as the call.
-    let event = unsafe { CStr::from_ptr(event) };
-    let only_expiry = event == c"expire" || event == c"persist";
-    guarded((), || {
-        K::changed(Ctx::new(ctx), Str::borrow(key), only_expiry);
-    });
+    guarded((), || K::changed(Ctx::new(ctx), Str::borrow(key)));
     OK
 }
 

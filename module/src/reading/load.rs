@@ -126,21 +126,16 @@ impl OpenLock<'_> {
     }
 
     /// The stored state, and its holders: the owner of a plain lock, the fields of a read-write
-    /// lock's readers, or the holders of permits. If that is one reader or holder of permits, the
-    /// state is read as it sees it, with its token.
+    /// lock's readers, or the holders of permits.
     pub(crate) fn load_with_holders(&self, now: Now) -> (Stored, Holders) {
         let (stored, owner) = self.load_for_holder(now);
-        let (holders, depth) = match stored {
-            Stored::Plain(hash) => return (stored, owner.zip(hash.own).into_iter().collect()),
-            Stored::ReadWrite(_) => (self.reader_fields(), ReadDepth::Brief),
-            Stored::Permits(_) => (self.permits_holders(now), ReadDepth::Whole),
-            _ => return (stored, Vec::new()),
+        let holders = match stored {
+            Stored::Plain(hash) => owner.zip(hash.own).into_iter().collect(),
+            Stored::ReadWrite(_) => self.reader_fields(),
+            Stored::Permits(_) => self.permits_holders(now),
+            _ => Vec::new(),
         };
-        let [(sole, _)] = &holders[..] else {
-            return (stored, holders);
-        };
-        let sole = OwnedStr::new(sole);
-        (self.load_hash(sole.as_str(), depth, None, now), holders)
+        (stored, holders)
     }
 
     /// The holders of permits, with the number that each has.
@@ -162,12 +157,7 @@ impl OpenLock<'_> {
             }),
             (Stored::ReadWrite(_), _) => {
                 let hold = ReadWriteHash::new(self, &self.mode()?).first_hold()?;
-                Some(HeldBy {
-                    owner: hold.owner,
-                    mode: hold.mode,
-                    token: hold.token,
-                    ends_at: hold.ends_at,
-                })
+                Some(hold.held_by)
             }
             (Stored::Permits(_), _) => self.first_permits_holder(now),
             _ => None,
@@ -215,7 +205,7 @@ impl OpenLock<'_> {
             Some(mode) if is_permits_mode(mode.as_str().bytes()) => Vec::new(),
             Some(mode) => {
                 let holds = ReadWriteHash::new(self, &mode).holds(false);
-                holds.into_iter().map(|hold| hold.owner).collect()
+                holds.into_iter().map(|hold| hold.held_by.owner).collect()
             }
         }
     }

@@ -6,8 +6,8 @@
 use crate::ffi::{Ctx, Key, KeyType, OwnedStr};
 use crate::reading::open_lock::{OpenLock, count_true, go_on_if};
 use rlock_core::{
-    Count, FENCE_FIELD, Known, MODE_FIELD, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored,
-    Text, Token, WRITER_SUFFIX, names,
+    Count, FENCE_FIELD, HeldBy, Known, MODE_FIELD, Mode, NEVER, ReadDepth, ReadHold, ReadWrite,
+    Stored, Text, Token, WRITER_SUFFIX, WriteHold, names,
 };
 use std::cell::{Cell, OnceCell};
 use std::ops::ControlFlow;
@@ -128,10 +128,11 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         if own_read.is_none() && own_write.is_none() && !others.write && others.read.is_none() {
             return Stored::NoHolder;
         }
-        let own_write = own_write.map(|count| Count::from_field(count.as_str().bytes()));
+        let own_write = own_write.map(|value| WriteHold::from_field(value.as_str().bytes()));
         let says_read = self.mode == ModeField::Read;
         Stored::ReadWrite(ReadWrite {
             others_write: others.write || !(says_read || own_write.is_some()),
+            others_token: others.token,
             own_write,
             own_read,
             others_read: others.read,
@@ -169,6 +170,7 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             looked_at = looked_at.saturating_add(1);
             if field.ends_with(WRITER_SUFFIX) {
                 others.write = true;
+                others.token = others.token.or(WriteHold::from_field(value).token);
             } else if let Some(read) = self.read_hold(
                 field,
                 Count::from_field(value),
@@ -179,12 +181,14 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 let end = if is_brief { self.end() } else { read.ends_at() };
                 others.read = others.read.max(Some(end));
             }
-            // One reader whose lease lasts as long as the key is enough. Only other programs write
-            // readers beside another owner's writer; after a bounded number of fields the writer is
-            // enough.
-            let is_enough = others.read == Some(self.end())
-                && (is_brief || self.mode == ModeField::Read)
-                || others.write && looked_at >= BESIDE_A_WRITER;
+            // One reader whose lease lasts as long as the key is enough, unless a writer's field is
+            // still to come. Only other programs write readers beside another owner's writer; after
+            // a bounded number of fields one of them is enough.
+            let is_read = others.read == Some(self.end());
+            let is_bounded = looked_at >= BESIDE_A_WRITER;
+            let is_enough = is_read && self.mode == ModeField::Read
+                || is_read && is_brief && (others.write || is_bounded)
+                || others.write && is_bounded;
             go_on_if(!is_enough)
         });
         others
@@ -291,27 +295,25 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         timeouts_max: usize,
         is_whole: bool,
     ) -> Option<ReadWriteHold> {
-        let count = Count::from_field(value);
-        if let Some(owner) = field.strip_suffix(WRITER_SUFFIX) {
-            return Some(ReadWriteHold {
+        let hold = |owner: &[u8], mode, count, token, ends_at| ReadWriteHold {
+            held_by: HeldBy {
                 owner: owner.into(),
-                mode: Mode::Write,
-                count,
-                token: None,
-                ends_at: self.end(),
-            });
+                mode,
+                token,
+                ends_at,
+            },
+            count,
+        };
+        if let Some(owner) = field.strip_suffix(WRITER_SUFFIX) {
+            let WriteHold { count, token } = WriteHold::from_field(value);
+            return Some(hold(owner, Mode::Write, count, token, self.end()));
         }
         if field == FENCE_FIELD || field == MODE_FIELD {
             return None;
         }
+        let count = Count::from_field(value);
         let read = self.read_hold(field, count, is_whole, timeouts_max, is_whole)?;
-        Some(ReadWriteHold {
-            owner: field.into(),
-            mode: Mode::Read,
-            count,
-            token: read.token,
-            ends_at: read.ends_at(),
-        })
+        Some(hold(field, Mode::Read, count, read.token, read.ends_at()))
     }
 
     /// Whether this is the field of a reader whose lease is over.
@@ -335,17 +337,15 @@ const FIELDS_FOR_ONE: usize = 1000;
 
 /// A hold of a read-write lock, for INFO, the log and the deadlock search.
 pub(crate) struct ReadWriteHold {
-    pub(crate) owner: Box<[u8]>,
-    pub(crate) mode: Mode,
+    pub(crate) held_by: HeldBy,
     pub(crate) count: Count,
-    /// A reader's token; a writer's is not stored.
-    pub(crate) token: Option<Token>,
-    pub(crate) ends_at: i64,
 }
 
 #[derive(Default)]
 struct OtherHolders {
     write: bool,
+    /// A writer's token.
+    token: Option<Token>,
     /// The latest end of another reader's lease.
     read: Option<i64>,
 }

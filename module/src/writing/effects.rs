@@ -5,7 +5,7 @@ use crate::memory::state::{self, Blocked, Granted, Words};
 use crate::reading::open_lock::OpenLock;
 use crate::reading::read_write::{timeout_key, writer_field};
 use crate::writing::publish;
-use rlock_core::{Effect, Field, Holder, Mode, Text, Value, Write, names};
+use rlock_core::{Effect, Field, Holder, Mode, Text, Value, Write, WriteHold, names};
 use std::ffi::CStr;
 use std::rc::Rc;
 
@@ -90,14 +90,16 @@ fn keep_list(mut effects: Vec<Effect>) {
 /// Emits the event of a write to the lock's own key.
 fn tell_written(ctx: Ctx<'_>, lock: &mut OpenLock<'_>, write: &Write) {
     let (class, event) = match write {
-        Write::Set(..) | Write::SetPermits(..) => (EventClass::Hash, c"hset"),
+        Write::Set(..) | Write::SetPermits(..) | Write::SetWriter(..) => {
+            (EventClass::Hash, c"hset")
+        }
         Write::Remove(_) => (EventClass::Hash, c"hdel"),
         Write::ExpireAt(_) => (EventClass::Generic, c"expire"),
         Write::Delete => (EventClass::Generic, c"del"),
         _ => return,
     };
     match write {
-        Write::Set(..) | Write::SetPermits(..) => lock.is_deleted = false,
+        Write::Set(..) | Write::SetPermits(..) | Write::SetWriter(..) => lock.is_deleted = false,
         Write::Delete => lock.is_deleted = true,
         _ => {}
     }
@@ -231,19 +233,16 @@ fn carry_out_write(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) -> b
         Write::SetPermits(holder, hold, is_first) => {
             let words = Rc::clone(&lock.words);
             let owner = OwnedStr::new(holder.name(caller.bytes()));
-            let value = OwnedStr::new(hold.text().bytes());
-            let own = Pair(Word::Made(owner), Word::Made(value));
-            let mode = || {
-                Pair(
-                    Word::Known(words.mode.as_str()),
-                    Word::Known(words.permits.as_str()),
-                )
-            };
-            if *is_first {
-                set(lock, &mode(), Some(&own));
-            } else {
-                set(lock, &own, None);
-            }
+            let own = Pair::made(owner, hold.text().bytes());
+            let mode = is_first.then(|| Pair::of_mode(words.permits.as_str(), &words));
+            set_hold(lock, mode, &own);
+        }
+        Write::SetWriter(holder, count, token, is_first) => {
+            let words = Rc::clone(&lock.words);
+            let field = writer_field(holder.name(caller.bytes()));
+            let own = Pair::made(field, WriteHold::text(*count, *token).bytes());
+            let mode = is_first.then(|| Pair::of_mode(words.write.as_str(), &words));
+            set_hold(lock, mode, &own);
         }
         Write::Remove(field) => {
             let words = Rc::clone(&lock.words);
@@ -350,6 +349,14 @@ fn side_key(lock: &OpenLock<'_>, write: &Write, caller: Str<'_>) -> Option<Owned
     }
 }
 
+/// Sets the field of a hold, and the `mode` field before it if this is the first hold.
+fn set_hold(lock: &mut OpenLock<'_>, mode: Option<Pair<'_>>, own: &Pair<'_>) {
+    match mode {
+        Some(mode) => set(lock, &mode, Some(own)),
+        None => set(lock, own, None),
+    }
+}
+
 /// Sets one or two fields of the lock's hash.
 fn set(lock: &mut OpenLock<'_>, first: &Pair<'_>, second: Option<&Pair<'_>>) {
     let (ctx, name) = (lock.ctx, lock.name);
@@ -378,6 +385,14 @@ impl<'a> Pair<'a> {
     fn of((field, value): &(Field, Value), caller: Str<'a>, words: &'a Words) -> Self {
         let field = Word::of_field(field, caller, words);
         Self(field, Word::of_value(*value, words))
+    }
+
+    fn made(field: OwnedStr, value: &[u8]) -> Self {
+        Self(Word::Made(field), Word::Made(OwnedStr::new(value)))
+    }
+
+    fn of_mode(mode: Str<'a>, words: &'a Words) -> Self {
+        Self(Word::Known(words.mode.as_str()), Word::Known(mode))
     }
 
     fn as_field(&self) -> ffi::Field<'_> {

@@ -212,7 +212,6 @@ impl Decision<'_> {
         stored: &Stored,
         mode: Mode,
         token: Option<Token>,
-        owner: &[u8],
     ) -> Result<Option<Count>, CommandError> {
         self.check_kind(stored, mode.kind())?;
         if stored.is_free() {
@@ -220,23 +219,9 @@ impl Decision<'_> {
             // are told of lost holds.
             self.locks.mark_dirty(self.at);
         }
-        let Some((count, _)) = stored.own(mode) else {
-            return Ok(None);
-        };
-        let is_named = token.is_none_or(|token| self.token_of(stored, owner, mode) == Some(token));
-        Ok(is_named.then_some(count))
-    }
-
-    /// The token of the owner's hold in this mode, if it is known.
-    pub(crate) fn token_of(&self, stored: &Stored, owner: &[u8], mode: Mode) -> Option<Token> {
-        match mode {
-            Mode::Write => self.writer_token(owner, stored.ends_at()),
-            Mode::Plain | Mode::Read | Mode::Permits => stored.own(mode)?.1,
-        }
-    }
-
-    pub(crate) fn writer_token(&self, owner: &[u8], key_end: Option<i64>) -> Option<Token> {
-        self.locks.table.writer_token(self.at, owner, key_end)
+        let own = stored.own(mode);
+        let own = own.filter(|(_, own_token)| token.is_none() || token == *own_token);
+        Ok(own.map(|(count, _)| count))
     }
 
     /// The record of the lock, if it has waiters.

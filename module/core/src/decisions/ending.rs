@@ -4,12 +4,11 @@ use crate::decisions::decision::Decision;
 use crate::interface::effect::Write;
 use crate::interface::request::Release;
 use crate::interface::stored::Stored;
-use crate::memory::hold::HoldMark;
 use crate::memory::log::metrics::count;
 use crate::memory::pending::PendingRelease;
 use crate::values::ids::HoldId;
 use crate::values::mode::Mode;
-use std::rc::Rc;
+use crate::values::token::Token;
 
 impl Decision<'_> {
     /// Ends a hold, if the key still has that very hold. `outlived`: the releases before this one
@@ -20,7 +19,7 @@ impl Decision<'_> {
         stored: &Stored,
         outlived: bool,
     ) {
-        if !self.is_hold(stored, &release.owner, release.mode, release.mark) {
+        if !is_hold(stored, release.mode, release.token) {
             // Marks the queue only, not the sessions' holds: thousands of holds may end here, and
             // each would mark all the others.
             if let Some(queue) = self.queue() {
@@ -53,7 +52,6 @@ impl Decision<'_> {
             mode: release.mode,
             permits: None,
             token: release
-                .mark
                 .token
                 .filter(|_| !self.is_held_by_its_session(release)),
             lease: None,
@@ -64,35 +62,17 @@ impl Decision<'_> {
         }
     }
 
-    /// Whether a session's hold with the grant's token is still on record. Then it is the hold of
-    /// this grant, even if the token is forgotten because other programs have written to the keys:
-    /// a later hold of the same owner has another token, or belongs to no session. Without this
-    /// check a grant that is over (BREAK, RELEASE, DEL) would take the owner's newer hold away.
+    /// Whether a session's read hold with the grant's token is still on record. Then it is the hold
+    /// of this grant, even if the token is gone because another client has written to the timeout
+    /// keys: a later hold of the same owner has another token, or belongs to no session. Without
+    /// this check a grant that is over (BREAK, RELEASE, DEL) would take the owner's newer hold away.
     fn is_held_by_its_session(&self, release: &PendingRelease) -> bool {
-        if !matches!(release.mode, Mode::Read | Mode::Write) {
+        if release.mode != Mode::Read {
             return false;
         }
         let id = self.session_hold(&release.owner, release.mode);
         let hold = id.and_then(|id| self.locks.holds.get(id));
-        hold.is_some_and(|hold| hold.token == release.mark.token)
-    }
-
-    /// Whether the key still has the owner's hold with this mark. Where that cannot be told, the
-    /// answer is yes: for a writer whose token is not known, and for a reader that has only a
-    /// script's timeout keys left. But if the writer's key was replaced, the lease must end at the
-    /// same moment.
-    fn is_hold(&self, stored: &Stored, owner: &[u8], mode: Mode, mark: HoldMark) -> bool {
-        let (own, token) = (stored.own(mode), mark.token);
-        own.is_some_and(|(_, stored_token)| match mode {
-            Mode::Write => match self.writer_token(owner, stored.ends_at()) {
-                Some(known) => Some(known) == token,
-                None => !mark.replaced || stored.ends_at() == mark.ends_at,
-            },
-            Mode::Read => stored_token.is_none() || stored_token == token,
-            // A script's hold has no token. The key may have one that another owner in the hash was
-            // given.
-            Mode::Plain | Mode::Permits => token.is_none() || stored_token == token,
-        })
+        hold.is_some_and(|hold| hold.token == release.token)
     }
 
     /// Tells a session if its hold is lost.
@@ -100,11 +80,24 @@ impl Decision<'_> {
         let Some(hold) = self.locks.holds.get(id) else {
             return;
         };
-        let (owner, mode, mark) = (Rc::clone(&hold.owner), hold.mode, hold.mark());
-        if self.is_hold(stored, &owner, mode, mark) {
+        let mode = hold.mode;
+        if is_hold(stored, mode, hold.token) {
             self.locks.holds.check_after(id, stored.own_end(mode));
         } else {
             self.lose(id, None);
         }
     }
+}
+
+/// Whether the key still has the owner's hold with this token, which a script's hold does not have.
+/// For a reader that has only a script's timeout keys left, nobody can tell, and the answer is yes.
+fn is_hold(stored: &Stored, mode: Mode, token: Option<Token>) -> bool {
+    stored
+        .own(mode)
+        .is_some_and(|(_, stored_token)| match mode {
+            Mode::Read => stored_token.is_none() || stored_token == token,
+            // For a script's hold of a plain lock the key may have a token that another owner in the
+            // hash was given.
+            Mode::Plain | Mode::Write | Mode::Permits => token.is_none() || stored_token == token,
+        })
 }

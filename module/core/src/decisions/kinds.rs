@@ -65,12 +65,12 @@ impl Decision<'_> {
 
     /// Ends the owner's hold in this mode, whatever its count.
     pub(crate) fn end(&mut self, stored: &Stored, owner: &[u8], mode: Mode) -> Then {
-        let token = self.token_of(stored, owner, mode);
+        let token = stored.own(mode).and_then(|(_, token)| token);
         self.record_hold(owner, mode, token);
         self.forget_hold(owner, mode);
         match stored {
             Stored::Plain(hash) => self.end_plain(hash),
-            Stored::ReadWrite(hash) => self.end_read_write(hash, owner, mode),
+            Stored::ReadWrite(hash) => self.end_read_write(hash, mode),
             Stored::Permits(hash) => self.end_permits(hash),
             Stored::Free | Stored::NoHolder | Stored::OtherType => Then::Nothing,
         }

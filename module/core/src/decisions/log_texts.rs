@@ -1,7 +1,7 @@
 //! The texts of the log about holds that were lost, broken or long.
 
 use crate::decisions::decision::Decision;
-use crate::interface::stored::{Count, Stored};
+use crate::interface::stored::HeldBy;
 use crate::memory::hold::SessionHold;
 use crate::memory::log::event_log::LogEvent;
 use crate::memory::session::LostReason;
@@ -35,34 +35,22 @@ impl Decision<'_> {
         log.add(LogEvent::Lost, lock, owner, hold.token, text, now);
     }
 
-    /// Logs that BREAK is about to end these holds.
-    pub(crate) fn log_broken(
-        &mut self,
-        stored: &Stored,
-        held_as: Mode,
-        holders: &[(Box<[u8]>, Count)],
-    ) {
+    /// Logs that BREAK is about to end these holds: this many of readers or of permits. `first` is
+    /// one hold, a writer's before others.
+    pub(crate) fn log_broken(&mut self, held_as: Mode, holders: usize, first: Option<&HeldBy>) {
         if !self.locks.log.is_on() {
             return;
         }
-        let writer = self.locks.table.find(self.at);
-        let writer = writer.and_then(|record| self.locks.table.writer(record));
-        let writer = writer.map(|(owner, _)| Rc::clone(owner));
-        let owner = match (held_as, holders) {
-            (Mode::Write, _) => writer.as_deref(),
-            (_, [(owner, _)]) => Some(&**owner),
-            _ => None,
-        };
-        let token = match (held_as, owner) {
-            (Mode::Write, Some(owner)) => self.writer_token(owner, stored.ends_at()),
-            (_, Some(_)) => stored.own(held_as).and_then(|(_, token)| token),
-            (_, None) => None,
-        };
+        let only = first.filter(|_| held_as == Mode::Write || holders == 1);
+        let (owner, token) = (
+            only.map(|held_by| &*held_by.owner),
+            only.and_then(|held_by| held_by.token),
+        );
         let mut text = match held_as {
             Mode::Plain => "the hold was broken".to_owned(),
             Mode::Write => "the writer's hold was broken".to_owned(),
-            Mode::Read => format!("the holds of {} readers were broken", holders.len()),
-            Mode::Permits => format!("the permits of {} owners were broken", holders.len()),
+            Mode::Read => format!("the holds of {holders} readers were broken"),
+            Mode::Permits => format!("the permits of {holders} owners were broken"),
         };
         if let Some(owner) = owner {
             let view = self

@@ -57,7 +57,6 @@ impl Decision<'_> {
         self.count_grant();
         let set = |is_first| Write::SetPermits(entry.holder.clone(), hold, is_first);
         if hash.is_free() {
-            self.locks.table.forget_writer(self.at);
             self.write(set(true));
             self.write(Write::ExpireAt(ends_at));
         } else {

@@ -13,7 +13,6 @@ use crate::interface::effect::{Field, Holder, TimeoutKey, Value, Write};
 use crate::interface::error::CommandError;
 use crate::interface::request::{Release, Renew};
 use crate::interface::stored::{Count, ReadHold, ReadWrite};
-use crate::memory::hold::HoldIndex;
 use crate::memory::log::metrics::count;
 use crate::values::ids::SessionId;
 use crate::values::limits::INTEGER_MAX;
@@ -55,13 +54,11 @@ impl Decision<'_> {
                 (token, own_end)
             }
             _ => {
-                let token = self.writer_token(owner, hash.ends_at());
                 // Written even if it stays the same: WAIT counts only writes of its own connection,
                 // so a client that waits for replicas renews the hold first.
                 let key_end = hash.write_end(wanted).or(hash.ends_at());
                 self.expire(hash, key_end);
-                self.keep_writer(owner, token, key_end);
-                (token, key_end)
+                (hash.own_write.and_then(|own| own.token), key_end)
             }
         };
         self.bind(owner, mode, session, token, own_end);
@@ -103,24 +100,26 @@ impl Decision<'_> {
     }
 
     fn count_down_write(&mut self, hash: &ReadWrite, left: i64, request: &Release<'_>) {
-        self.set(Field::Writer(Holder::Caller), Value::Number(left));
-        let token = self.writer_token(request.owner, hash.ends_at());
+        let token = hash.own_write.and_then(|own| own.token);
+        match token {
+            Some(token) => self.write(Write::SetWriter(Holder::Caller, left, token, false)),
+            None => self.set(Field::Writer(Holder::Caller), Value::Number(left)),
+        }
         let key_end = request
             .lease
             .and_then(|lease| hash.write_end(lease.end(self.now)));
         self.expire(hash, key_end);
         let end = key_end.or(hash.ends_at());
-        self.keep_writer(request.owner, token, end);
         self.bind(request.owner, Mode::Write, None, token, end);
     }
 
     // --- The end of a hold -----------------------------------------------------------------------
 
     /// Ends the owner's hold in this mode.
-    pub(crate) fn end_read_write(&mut self, hash: &ReadWrite, owner: &[u8], mode: Mode) -> Then {
+    pub(crate) fn end_read_write(&mut self, hash: &ReadWrite, mode: Mode) -> Then {
         match hash.own_read {
             Some(own) if mode == Mode::Read => self.end_read(hash, &own),
-            _ => self.end_write(hash, owner),
+            _ => self.end_write(hash),
         }
     }
 
@@ -141,8 +140,7 @@ impl Decision<'_> {
         Then::Nothing
     }
 
-    fn end_write(&mut self, hash: &ReadWrite, owner: &[u8]) -> Then {
-        self.locks.table.forget_writer_of(self.at, owner);
+    fn end_write(&mut self, hash: &ReadWrite) -> Then {
         if hash.own_read.is_none() && hash.others_read.is_none() && !hash.others_write {
             return Then::Freed(Mode::Write);
         }
@@ -172,30 +170,8 @@ impl Decision<'_> {
     fn expire(&mut self, hash: &ReadWrite, key_end: Option<i64>) {
         if let Some(end) = key_end {
             self.write(Write::ExpireAt(end));
-            // The writer's token counts only while the key has the end that we wrote, so the new
-            // end is noted: also when a reader prolongs the key that another program wrote beside
-            // the writer.
-            let table = &mut self.locks.table;
-            table.prolong_writer(self.at, hash.ends_at(), end);
-            self.move_writers_end(hash.ends_at(), end);
         }
         self.check_after(key_end.or(hash.ends_at()));
-    }
-
-    /// Notes the key's new end with the writer's hold, if a session has it: by its end the hold is
-    /// told from one in another key.
-    fn move_writers_end(&mut self, was: Option<i64>, end: i64) {
-        if self.locks.holds.len() == 0 {
-            return;
-        }
-        let record = self.locks.table.find(self.at);
-        let index = record.and_then(|record| self.locks.table.holds(record));
-        for id in index.map_or_else(Vec::new, HoldIndex::all) {
-            let hold = self.locks.holds.get(id);
-            if hold.is_some_and(|hold| hold.mode == Mode::Write) {
-                self.locks.holds.end_moved(id, was, end);
-            }
-        }
     }
 
     // --- Entering --------------------------------------------------------------------------------
@@ -204,20 +180,15 @@ impl Decision<'_> {
     pub(crate) fn begin_read_write(&mut self, entry: &Entry<'_>) -> (i64, Token) {
         let (token, end) = (self.mint_for(entry), entry.lease.end(self.now));
         self.count_grant();
-        self.locks.table.forget_writer(self.at);
-        self.write(Write::Set(
-            (Field::Mode, Value::Mode(entry.mode)),
-            Some((entry.field(), Value::Number(1))),
-        ));
-        match entry.mode {
-            Mode::Read | Mode::Plain | Mode::Permits => {
-                self.set_timeout(&entry.holder, 1, token, end);
-            }
-            Mode::Write => {
-                self.locks.table.forget_overdue_writers(self.now);
-                self.locks.agenda.check_writers();
-                self.keep_writer(entry.owner, Some(token), Some(end));
-            }
+        let holder = || entry.holder.clone();
+        if entry.mode == Mode::Write {
+            self.write(Write::SetWriter(holder(), 1, token, true));
+        } else {
+            self.write(Write::Set(
+                (Field::Mode, Value::Mode(Mode::Read)),
+                Some((Field::Owner(holder()), Value::Number(1))),
+            ));
+            self.set_timeout(&entry.holder, 1, token, end);
         }
         self.write(Write::ExpireAt(end));
         self.check_after(Some(end));
@@ -232,25 +203,23 @@ impl Decision<'_> {
         hash: &ReadWrite,
         entry: &Entry<'_>,
     ) -> Result<(i64, Token), CommandError> {
-        let (own, token) = match entry.mode {
-            Mode::Read | Mode::Plain | Mode::Permits => (
-                hash.own_read.map(|own| own.count),
-                hash.own_read.and_then(|own| own.token),
-            ),
-            Mode::Write => (
-                hash.own_write,
-                self.writer_token(entry.owner, hash.ends_at()),
-            ),
-        };
-        let (held, entered) = entry.counted(own)?;
-        let token = token.unwrap_or_else(|| self.mint());
+        let own = hash.own(entry.mode);
+        let (held, entered) = entry.counted(own.map(|(count, _)| count))?;
+        let stored_token = own.and_then(|(_, token)| token);
+        // A hold that a script took has no token yet.
+        let token = stored_token.unwrap_or_else(|| self.mint());
         if held == 0 {
             self.count_grant();
         } else {
             count(&mut self.locks.counters.reentries);
         }
-        if entered != held {
-            self.set(entry.field(), Value::Number(entered));
+        let holder = || entry.holder.clone();
+        if entry.mode != Mode::Write {
+            if entered != held {
+                self.set(Field::Owner(holder()), Value::Number(entered));
+            }
+        } else if entered != held || stored_token.is_none() {
+            self.write(Write::SetWriter(holder(), entered, token, false));
         }
         let own_end = self.start_own_lease(hash, entry, entered, token);
         if entry.mode == Mode::Read && hash.mode() == Mode::Read {
@@ -296,16 +265,7 @@ impl Decision<'_> {
             }
         };
         self.expire(hash, key_end);
-        if entry.mode == Mode::Write {
-            self.keep_writer(entry.owner, Some(token), own_end);
-        }
         own_end
-    }
-
-    fn keep_writer(&mut self, owner: &[u8], token: Option<Token>, key_end: Option<i64>) {
-        if let Some(token) = token {
-            self.locks.table.keep_writer(self.at, owner, token, key_end);
-        }
     }
 
     // --- Timeout keys ----------------------------------------------------------------------------
@@ -345,16 +305,6 @@ impl Decision<'_> {
     pub(crate) fn sweep(&mut self, gone: &[Box<[u8]>]) {
         for field in gone {
             self.write(Write::Remove(Field::Named(Rc::from(&**field))));
-        }
-    }
-}
-
-impl Entry<'_> {
-    /// The field that counts its holds.
-    fn field(&self) -> Field {
-        match self.mode {
-            Mode::Write => Field::Writer(self.holder.clone()),
-            Mode::Read | Mode::Plain | Mode::Permits => Field::Owner(self.holder.clone()),
         }
     }
 }

@@ -5,13 +5,12 @@ use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Holder, TimeoutKey, WaitOutcome, Write};
 use crate::interface::error::CommandError;
 use crate::interface::request::{Acquire, Guard, Release, Renew, WaitMode};
-use crate::interface::stored::{Count, ReadWrite, Stored};
+use crate::interface::stored::{Count, HeldBy, ReadWrite, Stored};
 use crate::memory::log::metrics::count;
 use crate::memory::session::LostReason;
 use crate::values::circle::Circle;
 use crate::values::ids::{RecordId, WaiterId};
 use crate::values::mode::Mode;
-use crate::values::token::Token;
 use std::rc::Rc;
 
 impl Decision<'_> {
@@ -186,7 +185,7 @@ impl Decision<'_> {
         stored: &Stored,
         request: &Release<'_>,
     ) -> Result<Option<(i64, Then)>, CommandError> {
-        match self.own_hold(stored, request.mode, request.token, request.owner)? {
+        match self.own_hold(stored, request.mode, request.token)? {
             None => Ok(None),
             Some(Count::Malformed) => Err(CommandError::HoldCountMalformed),
             Some(Count::Valid(held)) => self.release_one(stored, held, request).map(Some),
@@ -200,7 +199,7 @@ impl Decision<'_> {
         request: &Renew<'_>,
     ) -> Result<bool, CommandError> {
         let session = self.locks.listened(request.session)?;
-        let own = self.own_hold(stored, request.mode, request.token, request.owner)?;
+        let own = self.own_hold(stored, request.mode, request.token)?;
         if own.is_none() {
             count(&mut self.locks.counters.renewals_lost);
             return Ok(false);
@@ -222,27 +221,9 @@ impl Decision<'_> {
         stored: &Stored,
         request: &Guard<'_>,
     ) -> Result<(), CommandError> {
-        let own = self.own_hold(stored, request.mode, request.token, request.owner)?;
+        let own = self.own_hold(stored, request.mode, request.token)?;
         own.map(drop)
-            .ok_or_else(|| CommandError::NotHeld(self.present_token(stored, request.mode)))
-    }
-
-    /// The token of the present holder, if it is known. Each reader and each holder of permits has
-    /// its own, so there it is the caller's.
-    fn present_token(&self, stored: &Stored, mode: Mode) -> Option<Token> {
-        match stored {
-            Stored::Plain(hash) => hash.token(),
-            Stored::Permits(hash) => hash.own.map(|own| own.token),
-            Stored::ReadWrite(hash) if mode == Mode::Read && hash.own_read.is_some() => {
-                hash.own_read.and_then(|own| own.token)
-            }
-            Stored::ReadWrite(hash) => {
-                let record = self.locks.table.find(self.at)?;
-                let (writer, _) = self.locks.table.writer(record)?;
-                self.writer_token(writer, hash.ends_at())
-            }
-            Stored::Free | Stored::NoHolder | Stored::OtherType => None,
-        }
+            .ok_or_else(|| CommandError::NotHeld(stored.present_token(request.mode)))
     }
 
     /// CANCEL: takes the owner's waiter out of the queue. Returns how many there were, 0 or 1.
@@ -261,11 +242,13 @@ impl Decision<'_> {
     }
 
     /// BREAK: ends all present holds. `holders` are the owner of a plain lock, the fields of a
-    /// read-write lock's readers, or the holders of permits. Returns whether there was a hold.
+    /// read-write lock's readers, or the holders of permits; `first` is one hold, a writer's before
+    /// others. Returns whether there was a hold.
     pub(crate) fn break_hold(
         &mut self,
         stored: &Stored,
         holders: &[(Box<[u8]>, Count)],
+        first: Option<&HeldBy>,
     ) -> Result<bool, CommandError> {
         let held_as = match stored {
             free if free.is_free() => {
@@ -281,8 +264,7 @@ impl Decision<'_> {
             }
         };
         count(&mut self.locks.counters.breaks);
-        self.log_broken(stored, held_as, holders);
-        self.locks.table.forget_writer(self.at);
+        self.log_broken(held_as, holders.len(), first);
         self.lose_holds(Some(LostReason::Broken));
         self.follow(Then::Freed(held_as));
         Ok(true)

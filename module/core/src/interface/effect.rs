@@ -2,7 +2,7 @@
 //! unlock message, and replies to waiters.
 //!
 //! All writes are operations on keys. Fields, values and keys are named and formatted only here, in
-//! [`crate::values::names`], and in [`PermitsHold::text`].
+//! [`crate::values::names`], in [`PermitsHold::text`] and in [`crate::WriteHold::text`].
 
 use crate::interface::error::CommandError;
 use crate::interface::stored_permits::PermitsHold;
@@ -91,6 +91,8 @@ pub enum Write {
     /// `HSET` of an owner's permits, and of the `mode` field before if these are the first. It is
     /// not part of [`Write::Set`], whose values are short because every decision carries some.
     SetPermits(Holder, PermitsHold, bool),
+    /// The same for the count and the token of the owner that writes.
+    SetWriter(Holder, i64, Token, bool),
     /// `SET` of the key that stores the limit of permits.
     SetLimit(Value),
     /// `DEL` of that key, if the key exists.

@@ -4,7 +4,7 @@ use crate::interface::stored_permits::{PermitsHash, Room};
 use crate::values::known::Known;
 use crate::values::limits::HOLD_COUNT_MAX;
 use crate::values::mode::{Kind, Mode};
-use crate::values::number;
+use crate::values::number::{self, Text};
 use crate::values::time::{NEVER, Now, ttl_ms};
 use crate::values::token::Token;
 
@@ -142,18 +142,32 @@ impl Stored {
         }
     }
 
-    /// The owner's own hold, with its token if the keyspace stores one.
+    /// The owner's own hold, with its token; none if another client's script took the hold.
     pub(crate) fn own(&self, mode: Mode) -> Option<(Count, Option<Token>)> {
         match (self, mode) {
             (Self::Plain(hash), Mode::Plain) => hash.own.map(|count| (count, hash.token())),
-            (Self::ReadWrite(hash), Mode::Read) => {
-                hash.own_read.map(|read| (read.count, read.token))
-            }
-            (Self::ReadWrite(hash), Mode::Write) => hash.own_write.map(|count| (count, None)),
+            (Self::ReadWrite(hash), Mode::Read | Mode::Write) => hash.own(mode),
             (Self::Permits(hash), Mode::Permits) => hash
                 .own
                 .map(|own| (Count::Valid(own.permits.get()), Some(own.token))),
             _ => None,
+        }
+    }
+}
+
+impl Stored {
+    /// The token of the present holder, if it has one. Each reader and each holder of permits has
+    /// its own, so there it is the caller's.
+    pub(crate) fn present_token(&self, mode: Mode) -> Option<Token> {
+        match self {
+            Self::Plain(hash) => hash.token(),
+            Self::Permits(hash) => hash.own.map(|own| own.token),
+            Self::ReadWrite(hash) => match (mode, hash.own_read, hash.own_write) {
+                (Mode::Read, Some(own), _) => own.token,
+                (_, _, Some(own)) => own.token,
+                _ => hash.others_token,
+            },
+            Self::Free | Self::NoHolder | Self::OtherType => None,
         }
     }
 }
@@ -175,7 +189,7 @@ pub struct HeldBy {
     pub owner: Box<[u8]>,
     /// The mode in which it is held.
     pub mode: Mode,
-    /// The token, if the keyspace stores one.
+    /// The token, if it has one.
     pub token: Option<Token>,
     /// When the hold ends, in milliseconds of the wall clock, or [`NEVER`].
     pub ends_at: i64,
@@ -213,13 +227,15 @@ impl Hash {
 /// needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadWrite {
-    /// The owner's own field as the writer.
-    pub own_write: Option<Count>,
+    /// The owner's own hold as the writer.
+    pub own_write: Option<WriteHold>,
     /// The owner's own hold as a reader, if its lease is not over.
     pub own_read: Option<ReadHold>,
     /// Whether other readers are kept out: another owner writes, or the `mode` field does not say
     /// `read` and this owner does not write either.
     pub others_write: bool,
+    /// The token of another owner that writes, if its field was read and has one.
+    pub others_token: Option<Token>,
     /// When the last of the other readers' leases ends, in milliseconds of the wall clock;
     /// [`NEVER`] without an end, none if no other owner reads.
     pub others_read: Option<i64>,
@@ -240,6 +256,14 @@ impl ReadWrite {
     /// When the key expires; none if never.
     pub fn ends_at(&self) -> Option<i64> {
         self.ends_at.get_or(None)
+    }
+
+    /// The owner's own hold in this mode, with its token if it has one.
+    pub(crate) fn own(&self, mode: Mode) -> Option<(Count, Option<Token>)> {
+        match mode {
+            Mode::Write => self.own_write.map(|write| (write.count, write.token)),
+            _ => self.own_read.map(|read| (read.count, read.token)),
+        }
     }
 
     /// The mode in which the lock is held.
@@ -300,6 +324,40 @@ impl ReadWrite {
             end = end.max(Some(self.ends_at()?));
         }
         end.filter(|end| Some(*end) != self.ends_at())
+    }
+}
+
+/// A writer's hold, as it is stored in the owner's field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriteHold {
+    /// The hold count.
+    pub count: Count,
+    /// The token; none if another client's script took the hold.
+    pub token: Option<Token>,
+}
+
+impl WriteHold {
+    /// Parses the value of a writer's field: `<count>:t<token>`. Redisson writes a bare count.
+    pub fn from_field(value: &[u8]) -> Self {
+        let Some(at) = value.iter().position(|byte| *byte == b':') else {
+            let count = Count::from_field(value);
+            return Self { count, token: None };
+        };
+        let (count, token) = value.split_at(at);
+        let token = Token::from_field(token.get(1..).unwrap_or_default());
+        let count = token.map_or(Count::Malformed, |_| Count::from_field(count));
+        Self {
+            count,
+            token: token.filter(|_| count != Count::Malformed),
+        }
+    }
+
+    /// The value of a writer's field: two numbers, a separator, and a `t`.
+    pub fn text(count: i64, token: Token) -> Text<40> {
+        Text::empty()
+            .after_all(Text::number(token.get()).bytes())
+            .after_all(b":t")
+            .after_all(Text::number(count).bytes())
     }
 }
 

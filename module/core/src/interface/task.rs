@@ -162,8 +162,6 @@ pub enum Purpose {
     GrantSeveral(MultiId),
     /// A session's hold that may be lost.
     CheckHold(Mode),
-    /// A writer whose token is known. Its hold may have ended.
-    CheckWriter,
     /// Fields in the hash whose holders' leases are over.
     Sweep,
     /// A waiter whose time is over.
@@ -183,10 +181,9 @@ pub enum Read<'a> {
     Permits(&'a PermitsHash, &'a PermitsHolders),
     /// The content of each of several locks, in their order.
     Several(&'a [Stored]),
-    /// For BREAK: the content, and the holders: the owner of a plain lock, the fields of a
-    /// read-write lock's readers, or the holders of permits. If there is exactly one of them, the
-    /// content was read for it and has its token.
-    Holds(Stored, &'a [(Box<[u8]>, Count)]),
+    /// For BREAK: the content; the holders: the owner of a plain lock, the fields of a read-write
+    /// lock's readers, or the holders of permits; and one hold, a writer's before others.
+    Holds(Stored, &'a [(Box<[u8]>, Count)], Option<HeldBy>),
     /// The owners that hold the lock.
     Owners(&'a [Box<[u8]>]),
     /// For a long wait: the holder, or one of several; none if the lock is free.

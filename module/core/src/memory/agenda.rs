@@ -27,9 +27,6 @@ pub(crate) struct Agenda {
     sweeps: VecDeque<Sweep>,
     /// When the next part may be swept, monotonic, in milliseconds.
     next_sweep: i64,
-    /// How many writers' tokens must be checked, and the last one that was.
-    writers_to_check: usize,
-    last_writer: Option<(i64, RecordId)>,
 }
 
 /// A lock whose hash is swept part by part.
@@ -54,12 +51,12 @@ impl Agenda {
     /// Whether there are no jobs, now or later.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
-        self.is_empty() && self.is_idle() && self.sweeps.is_empty()
+        self.is_empty() && self.sweeps.is_empty()
     }
 
     /// Whether this turn has nothing to do beside its command.
     pub(crate) fn is_idle(&self) -> bool {
-        self.now.is_empty() && self.writers_to_check == 0
+        self.now.is_empty()
     }
 
     /// Forgets all jobs. Returns the multi-waits that were among them.
@@ -120,30 +117,6 @@ impl Agenda {
         }
         let done = (!more).then(|| self.sweeps.pop_front()).flatten();
         done.is_some_and(|sweep| sweep.any_removed)
-    }
-
-    /// A writer has begun: two tokens of other writers, whose holds may have ended, must be
-    /// checked.
-    pub(crate) fn check_writers(&mut self) {
-        self.writers_to_check = 2;
-    }
-
-    /// Whether a writer's token must be checked: the one after the last that was.
-    pub(crate) fn has_writer_to_check(&self) -> bool {
-        self.writers_to_check > 0
-    }
-
-    pub(crate) fn last_writer(&self) -> Option<(i64, RecordId)> {
-        self.last_writer
-    }
-
-    pub(crate) fn writer_begun(&mut self, writer: Option<(i64, RecordId)>) {
-        self.writers_to_check = self.writers_to_check.saturating_sub(1);
-        self.last_writer = writer;
-    }
-
-    pub(crate) fn writers_checked(&mut self) {
-        self.writers_to_check = 0;
     }
 
     /// The turn stops: its budget is used, or its readings were out of date too often. The rest

@@ -15,19 +15,6 @@ use crate::values::token::Token;
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
-/// Tells the hold of an owner from a later hold of the same owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HoldMark {
-    /// None if a script, or a server before this one, granted the hold.
-    pub(crate) token: Option<Token>,
-    /// When the lease ends, as far as is known, in milliseconds of the wall clock.
-    pub(crate) ends_at: Option<i64>,
-    /// Whether another key may be in the place of this one by now: it was renamed, copied, swapped
-    /// or written anew. A writer's token is not in its key, so in this case only the lease's end
-    /// tells the hold from one that the same owner had in that other key.
-    pub(crate) replaced: bool,
-}
-
 #[derive(Clone, Debug)]
 pub(crate) struct SessionHold {
     pub(crate) lock: LockKey,
@@ -40,15 +27,10 @@ pub(crate) struct SessionHold {
     pub(crate) since_us: Option<i64>,
     /// When the lease ends, as far as is known, in milliseconds of the wall clock.
     ends_at: Option<i64>,
-    /// The same for a writer's key, also when the writer's own reading has prolonged it since: by
-    /// this end the hold is told from one in another key.
-    key_end: Option<i64>,
     /// When to look at the key, in milliseconds of the wall clock.
     check_at: Option<i64>,
     /// Whether it is among the holds whose keys may have changed.
     dirty: bool,
-    /// As in [`HoldMark`], until the next look at the key.
-    replaced: bool,
     /// The record of its lock, until its session was told that the lock is wanted; none if the
     /// session did not ask.
     asks_at: Option<RecordId>,
@@ -58,14 +40,6 @@ impl SessionHold {
     /// Whether the last known lease is over.
     pub(crate) fn lease_over(&self, now: Now) -> bool {
         self.ends_at.is_some_and(|end| end <= now.wall_ms())
-    }
-
-    pub(crate) fn mark(&self) -> HoldMark {
-        HoldMark {
-            token: self.token,
-            ends_at: self.key_end,
-            replaced: self.replaced,
-        }
     }
 }
 
@@ -146,10 +120,8 @@ impl SessionHolds {
             token,
             since_us,
             ends_at: None,
-            key_end: None,
             check_at: None,
             dirty: false,
-            replaced: false,
             asks_at: None,
         })?);
         index.add(&of, mode, id);
@@ -237,26 +209,15 @@ impl SessionHolds {
         let Some(hold) = self.arena.get_mut(id.0).must_exist() else {
             return;
         };
-        (hold.ends_at, hold.key_end) = (ends_at, ends_at);
-        hold.replaced = false;
+        hold.ends_at = ends_at;
         if let Some(end) = ends_at {
             self.check_at(id, end.saturating_add(1));
         }
     }
 
-    /// Looks at the key again a second from now, because it could not be read. The mark of the hold
-    /// stays as it is: by that the hold is told from another one then.
+    /// Looks at the key again a second from now, because it could not be read.
     pub(crate) fn check_again(&mut self, id: HoldId, now: Now) {
         self.check_at(id, now.wall_ms().saturating_add(CHECK_AGAIN_MS));
-    }
-
-    /// The writer's key ends at `end` now, if it was to end at `was`.
-    pub(crate) fn end_moved(&mut self, id: HoldId, was: Option<i64>, end: i64) {
-        if let Some(hold) = self.arena.get_mut(id.0).must_exist()
-            && hold.key_end == was
-        {
-            hold.key_end = Some(end);
-        }
     }
 
     fn check_at(&mut self, id: HoldId, check_at: i64) {
@@ -283,13 +244,6 @@ impl SessionHolds {
             && !std::mem::replace(&mut hold.dirty, true)
         {
             self.dirty.push_back(id);
-        }
-    }
-
-    /// Another key may be in the place of the hold's key by now.
-    pub(crate) fn mark_replaced(&mut self, id: HoldId) {
-        if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
-            hold.replaced = true;
         }
     }
 

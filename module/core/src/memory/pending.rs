@@ -1,7 +1,7 @@
 //! Pending releases: holds that must end although no command gives them back.
 
-use crate::memory::hold::HoldMark;
 use crate::values::mode::Mode;
+use crate::values::token::Token;
 use std::rc::Rc;
 
 /// A hold that must end because its session ended or its grant could not be delivered. Until it has
@@ -15,8 +15,8 @@ pub(crate) struct PendingRelease {
     pub(crate) owner: Rc<[u8]>,
     /// The mode in which it is held.
     pub(crate) mode: Mode,
-    /// Identifies the hold: a later hold of the same owner stays.
-    pub(crate) mark: HoldMark,
+    /// Identifies the hold: a later hold of the same owner stays. None if a script took it.
+    pub(crate) token: Option<Token>,
     /// True: the whole hold ends, with its session. False: only the part that one grant added to
     /// it.
     pub(crate) whole: bool,

@@ -7,7 +7,7 @@ use crate::interface::error::CommandError;
 use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::agenda::Agenda;
 use crate::memory::grant_delay::GrantDelay;
-use crate::memory::hold::{HoldIndex, HoldMark, SessionHold, SessionHolds};
+use crate::memory::hold::{HoldIndex, SessionHold, SessionHolds};
 use crate::memory::log::event_log::{EventLog, LogEntry, LogLines, LogOptions};
 use crate::memory::log::metrics::{Counters, count};
 use crate::memory::log::pattern::{PatternCounters, Patterns};
@@ -64,38 +64,13 @@ impl Locks {
     /// the lock has waiters, pending releases or holds of sessions, so that its key must be read
     /// again.
     pub fn changed(&mut self, lock: LockRef<'_>) -> bool {
-        let id = self.table.find(lock);
-        id.is_some_and(|id| self.replaced(id))
-    }
-
-    /// Another client has changed when the key expires, and nothing else. Returns the same.
-    pub fn expiry_changed(&mut self, lock: LockRef<'_>) -> bool {
-        self.table.forget_writer(lock);
         self.mark_dirty(lock)
     }
 
-    /// Other clients may have changed all keys of a database, or of all databases.
+    /// Other clients may have changed all keys of a database, or of all databases. Or the wall clock
+    /// was set, and every lease ends at another moment than expected.
     pub fn all_changed(&mut self, db: Option<i32>) {
         for id in self.table.in_database(db) {
-            self.replaced(id);
-        }
-    }
-
-    fn replaced(&mut self, id: RecordId) -> bool {
-        let holds = self.table.holds(id);
-        for hold in holds.map_or_else(Vec::new, HoldIndex::all) {
-            self.holds.mark_replaced(hold);
-        }
-        self.table.mark_pending_replaced(id);
-        let is_known = self.mark_record(id);
-        // This must come last: the record may be closed together with the writer's token.
-        self.table.forget_writer_in(id);
-        is_known
-    }
-
-    /// The wall clock was set: every lease ends at another moment than expected.
-    pub fn clock_was_set(&mut self) {
-        for id in self.table.in_database(None) {
             self.mark_record(id);
         }
     }
@@ -152,11 +127,7 @@ impl Locks {
         let release = |token| PendingRelease {
             owner: Rc::clone(owner),
             mode: grant.mode,
-            mark: HoldMark {
-                token: Some(token),
-                ends_at: None,
-                replaced: false,
-            },
+            token: Some(token),
             whole: false,
         };
         match &grant.several {
@@ -206,7 +177,6 @@ impl Locks {
             }
         }
         for id in self.table.in_database(None) {
-            self.table.forget_writer_in(id);
             while self.refuse_some(id, &CommandError::Unblocked, effects) {}
         }
         self.forget_what_is_due();
@@ -354,17 +324,6 @@ impl Locks {
     /// The queues of a database, in no particular order.
     pub fn views(&self, db: i32, now: Now) -> impl Iterator<Item = QueueView> + '_ {
         self.table.views(db, now)
-    }
-
-    /// The token of the writer of a read-write lock, if this server granted it and the key still
-    /// ends when we wrote that it would.
-    pub fn writer_token(
-        &self,
-        lock: LockRef<'_>,
-        owner: &[u8],
-        key_end: Option<i64>,
-    ) -> Option<Token> {
-        self.table.writer_token(lock, owner, key_end)
     }
 
     /// The entries of the log, the newest first.

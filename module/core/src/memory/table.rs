@@ -1,8 +1,8 @@
 //! The state of each lock that is not in its key: one record for each lock.
 //!
-//! A lock has a record while it has a waiter, a session's hold, a pending release, or a writer
-//! whose token is known. The record is found by one look-up and closed in one place,
-//! [`LockTable::close_if_idle`], so nothing stays behind for an unused lock.
+//! A lock has a record while it has a waiter, a session's hold or a pending release. The record is
+//! found by one look-up and closed in one place, [`LockTable::close_if_idle`], so nothing stays
+//! behind for an unused lock.
 //!
 //! The queue of a record is a doubly linked list through the arena of all waiters: joining, leaving
 //! from any place and finding the first take the same time however long the queue is. An owner
@@ -21,7 +21,6 @@ use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
 use crate::values::must_exist::MustExist;
 use crate::values::time::{Lease, Now, Wait, earlier};
-use crate::values::token::Token;
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -111,25 +110,11 @@ struct WaitQueue {
     lease_end: Option<i64>,
 }
 
-/// The token of a lock's writer.
-///
-/// The hash of a read-write lock has no room for it, so only the server that granted it knows it.
-/// Another client may have written the key since: the token belongs to the present writer only
-/// while the key ends when we wrote that it would.
-#[derive(Debug)]
-struct Writer {
-    owner: Rc<[u8]>,
-    token: Token,
-    /// The end of the key as we wrote it, in milliseconds of the wall clock.
-    ends_at: i64,
-}
-
 #[derive(Debug)]
 struct LockRecord {
     lock: LockKey,
     queue: WaitQueue,
     holds: HoldIndex,
-    writer: Option<Writer>,
     /// Holds that must end before anything else is decided at this lock.
     pending: VecDeque<PendingRelease>,
     /// Whether a pending release left the key's TTL as it was, so that the key may outlive its
@@ -199,8 +184,6 @@ pub(crate) struct LockTable {
     no_look_before: i64,
     /// After how many milliseconds a wait is long; 0 is never.
     pub(crate) long_after_ms: i64,
-    /// When the keys end that have a writer whose token is known.
-    writer_ends: BTreeSet<(i64, RecordId)>,
     /// How many queues are not empty.
     queues: usize,
     /// How many pending releases there are.
@@ -220,8 +203,6 @@ pub struct Gauges {
     pub unfetched_events: usize,
     /// Holds that belong to sessions.
     pub session_holds: usize,
-    /// Writers whose tokens are known.
-    pub writer_tokens: usize,
     /// Pending releases: holds that must end because their session ended, or because their grant
     /// could not be delivered.
     pub pending_releases: usize,
@@ -315,7 +296,6 @@ impl LockTable {
             lock,
             queue: WaitQueue::default(),
             holds: HoldIndex::default(),
-            writer: None,
             pending: VecDeque::new(),
             outlived: false,
             dirty: false,
@@ -331,10 +311,7 @@ impl LockTable {
     /// Closes a record that is empty. Must be called after anything was removed from it.
     fn close_if_idle(&mut self, id: RecordId) {
         let is_idle = self.records.get(id.0).is_some_and(|record| {
-            record.queue.length == 0
-                && record.holds.is_empty()
-                && record.writer.is_none()
-                && record.pending.is_empty()
+            record.queue.length == 0 && record.holds.is_empty() && record.pending.is_empty()
         });
         if !is_idle {
             return;
@@ -382,7 +359,6 @@ impl LockTable {
         Gauges {
             waiters: self.waiters.len(),
             locks: self.queues,
-            writer_tokens: self.writer_ends.len(),
             pending_releases: self.pending,
             ..Gauges::default()
         }
@@ -401,16 +377,6 @@ impl LockTable {
         record.pending.push_back(release);
         self.pending = self.pending.saturating_add(1);
         Some(id)
-    }
-
-    /// Another key may be in the place of the lock's key by now. The pending releases must know
-    /// this too.
-    pub(crate) fn mark_pending_replaced(&mut self, id: RecordId) {
-        if let Some(record) = self.records.get_mut(id.0) {
-            for release in &mut record.pending {
-                release.mark.replaced = true;
-            }
-        }
     }
 
     pub(crate) fn any_pending(&self) -> bool {
@@ -491,126 +457,6 @@ impl LockTable {
 
     pub(crate) fn hold_removed(&mut self, id: RecordId) {
         self.close_if_idle(id);
-    }
-
-    // --- Tokens of writers -----------------------------------------------------------------------
-
-    /// The token of the owner's hold as the writer, if the key still ends when we wrote that it
-    /// would.
-    pub(crate) fn writer_token(
-        &self,
-        lock: LockRef<'_>,
-        owner: &[u8],
-        key_end: Option<i64>,
-    ) -> Option<Token> {
-        let writer = self.records.get(self.find(lock)?.0)?.writer.as_ref()?;
-        (*writer.owner == *owner && Some(writer.ends_at) == key_end).then_some(writer.token)
-    }
-
-    /// Keeps the token of the writer, whose key ends at `key_end`. Without an end the token is not
-    /// kept, because nothing would tell its hold from a later one.
-    pub(crate) fn keep_writer(
-        &mut self,
-        lock: LockRef<'_>,
-        owner: &[u8],
-        token: Token,
-        key_end: Option<i64>,
-    ) {
-        let Some(ends_at) = key_end else {
-            return self.forget_writer(lock);
-        };
-        let Some(id) = self.find_or_open(lock) else {
-            return;
-        };
-        let Some(record) = self.records.get_mut(id.0).must_exist() else {
-            return;
-        };
-        let former = record.writer.take();
-        let owner = match &former {
-            Some(writer) if *writer.owner == *owner => Rc::clone(&writer.owner),
-            _ => Rc::from(owner),
-        };
-        record.writer = Some(Writer {
-            owner,
-            token,
-            ends_at,
-        });
-        if let Some(former) = former {
-            self.writer_ends.remove(&(former.ends_at, id));
-        }
-        self.writer_ends.insert((ends_at, id));
-    }
-
-    /// Another end was written for the key of a writer. It does not matter which owner prolonged
-    /// it.
-    pub(crate) fn prolong_writer(&mut self, lock: LockRef<'_>, was: Option<i64>, ends_at: i64) {
-        let Some(id) = self.find(lock) else { return };
-        let writer = self.records.get_mut(id.0);
-        let Some(writer) = writer.and_then(|record| record.writer.as_mut()) else {
-            return;
-        };
-        if Some(writer.ends_at) == was {
-            self.writer_ends.remove(&(writer.ends_at, id));
-            writer.ends_at = ends_at;
-            self.writer_ends.insert((ends_at, id));
-        }
-    }
-
-    /// The owner writes no more. If another client wrote two writers into the hash, the other
-    /// writer's token stays.
-    pub(crate) fn forget_writer_of(&mut self, lock: LockRef<'_>, owner: &[u8]) {
-        let id = self.find(lock);
-        let record = id.and_then(|id| self.records.get(id.0));
-        let writer = record.and_then(|record| record.writer.as_ref());
-        if writer.is_some_and(|writer| *writer.owner == *owner) {
-            self.forget_writer(lock);
-        }
-    }
-
-    /// The lock has no writer any more, or another one.
-    pub(crate) fn forget_writer(&mut self, lock: LockRef<'_>) {
-        if let Some(id) = self.find(lock) {
-            self.forget_writer_in(id);
-        }
-    }
-
-    pub(crate) fn forget_writer_in(&mut self, id: RecordId) {
-        let record = self.records.get_mut(id.0);
-        if let Some(writer) = record.and_then(|record| record.writer.take()) {
-            self.writer_ends.remove(&(writer.ends_at, id));
-            self.close_if_idle(id);
-        }
-    }
-
-    /// Forgets writers whose leases are over, at most two in a call. It is called for each new
-    /// writer, so more are forgotten than added, and the number of records stays in proportion to
-    /// the locks that are held.
-    pub(crate) fn forget_overdue_writers(&mut self, now: Now) {
-        for _ in 0..2 {
-            match self.writer_ends.first() {
-                Some((end, id)) if *end < now.wall_ms() => self.forget_writer_in(*id),
-                _ => return,
-            }
-        }
-    }
-
-    pub(crate) fn writers(&self) -> usize {
-        self.writer_ends.len()
-    }
-
-    /// The writer and the end of the key, if the token is known.
-    pub(crate) fn writer(&self, id: RecordId) -> Option<(&Rc<[u8]>, i64)> {
-        let writer = self.records.get(id.0)?.writer.as_ref()?;
-        Some((&writer.owner, writer.ends_at))
-    }
-
-    /// The writer whose key ends next after this one; after the last the first again.
-    pub(crate) fn writer_after(&self, at: Option<(i64, RecordId)>) -> Option<(i64, RecordId)> {
-        let later = at.and_then(|at| {
-            use std::ops::Bound::{Excluded, Unbounded};
-            self.writer_ends.range((Excluded(at), Unbounded)).next()
-        });
-        later.or_else(|| self.writer_ends.first()).copied()
     }
 
     // --- Finding waiters -------------------------------------------------------------------------

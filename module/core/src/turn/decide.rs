@@ -66,9 +66,6 @@ impl Locks {
             (Purpose::Sweep, Subject::One(lock, _)) => {
                 self.decide_sweep(lock, &read, now, effects);
             }
-            (Purpose::CheckWriter, Subject::One(lock, owner)) => {
-                self.decide_writer(lock, owner, &read);
-            }
             _ => debug_assert!(false, "no decision is made so: {task:?}"),
         }
         if !matches!(task.purpose, Purpose::Command | Purpose::Holders) {
@@ -101,7 +98,7 @@ impl Locks {
                 let at = LockRef { db: turn.db, name };
                 self.decide_about_one(turn, command, at, stored, now, effects)
             }
-            (Keys::One(name), Read::Holds(stored, holders)) => {
+            (Keys::One(name), Read::Holds(stored, holders, first)) => {
                 // A pending release of this turn has ended the hold that BREAK meant. A waiter that
                 // was granted the lock since keeps it.
                 if turn.freed {
@@ -109,7 +106,7 @@ impl Locks {
                 }
                 let at = LockRef { db: turn.db, name };
                 let mut decision = self.decision(at, 0, now, effects);
-                let broken = decision.break_hold(stored, holders);
+                let broken = decision.break_hold(stored, holders, first.as_ref());
                 broken.map(|broken| Some(Outcome::Number(broken.into())))
             }
             (Keys::Several(keys), Read::Several(stored)) => {
@@ -311,7 +308,6 @@ impl Locks {
                 );
             }
             Read::Elsewhere(error) => {
-                self.table.forget_writer(lock.as_ref());
                 self.refuse_some(queue, &error, effects);
             }
             // It is not known which node serves the key. Here it looks free, so a grant could be
@@ -367,7 +363,6 @@ impl Locks {
             // Another node serves the key now: the hold is not lost, but this node no longer
             // watches it.
             Read::Elsewhere(_) => {
-                self.table.forget_writer(lock.as_ref());
                 self.forget_hold(id);
             }
             _ => self.holds.check_again(id, now),
@@ -423,22 +418,6 @@ impl Locks {
             && let Some(queue) = self.table.queue(lock.as_ref())
         {
             self.mark_queue(queue);
-        }
-    }
-
-    fn decide_writer(&mut self, lock: &LockKey, owner: &[u8], read: &Read<'_>) {
-        let is_there = match read {
-            Read::One(stored) => {
-                let token = self
-                    .table
-                    .writer_token(lock.as_ref(), owner, stored.ends_at());
-                stored.own(Mode::Write).is_some() && token.is_some()
-            }
-            Read::Elsewhere(_) => false,
-            _ => true,
-        };
-        if !is_there {
-            self.table.forget_writer(lock.as_ref());
         }
     }
 }

@@ -91,9 +91,7 @@ impl Locks {
 
     fn describe_holder(&self, text: &mut String, lock: LockRef<'_>, held_by: &HeldBy, now: Now) {
         let HeldBy { owner, mode, .. } = held_by;
-        let token = held_by
-            .token
-            .or_else(|| self.writer_token(lock, owner, held_by.key_end()));
+        let token = held_by.token;
         let view = self.hold_view(lock, owner, *mode, token, now);
         let _ = write!(text, "held by '{}'", Word::new(owner));
         if let Some(held_ms) = view.held_ms {
@@ -105,16 +103,11 @@ impl Locks {
         if let Some(session) = &view.session {
             let _ = write!(text, ", session '{}'", Word::new(session));
         }
-        let _ = match ttl_ms(held_by.key_end(), now) {
+        let ends_at = Some(held_by.ends_at).filter(|end| *end != NEVER);
+        let _ = match ttl_ms(ends_at, now) {
             -1 => write!(text, ", its lease has no end"),
             left_ms => write!(text, ", {left_ms} ms of its lease are left"),
         };
-    }
-}
-
-impl HeldBy {
-    fn key_end(&self) -> Option<i64> {
-        Some(self.ends_at).filter(|end| *end != NEVER)
     }
 }
 

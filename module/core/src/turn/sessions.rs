@@ -162,7 +162,7 @@ impl Locks {
                 continue;
             };
             let release = PendingRelease {
-                mark: hold.mark(),
+                token: hold.token,
                 owner: hold.owner,
                 mode: hold.mode,
                 whole: true,

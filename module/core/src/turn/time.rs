@@ -73,7 +73,6 @@ impl Locks {
         self.end_grant_delay(now);
         self.say_left_out(now, effects);
         self.holds.mark_due(DECISIONS_MAX, now);
-        self.table.forget_overdue_writers(now);
         for _ in 0..DECISIONS_MAX {
             let Some(session) = self.sessions.listened_enough(now) else {
                 break;

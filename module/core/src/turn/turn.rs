@@ -119,7 +119,7 @@ pub(crate) enum Phase {
     Command,
     /// The search for a circle that the wait would close needs the holders of this lock.
     Search(LockKey),
-    /// The work after the command: grants that it made possible, and upkeep. Or the timer's work.
+    /// The work after the command: grants that it made possible. Or the timer's work.
     Drain,
 }
 
@@ -163,9 +163,6 @@ impl Budget {
 
 /// A turn is given up after more readings than this that were out of date.
 const OUTDATED_MAX: usize = 100;
-
-/// With more writers than this on record, each new writer has two of them checked.
-const WRITERS_UNCHECKED: usize = 1000;
 
 impl<'a> Turn<'a> {
     /// The turn of a command, in this database.
@@ -304,7 +301,7 @@ impl Locks {
             Phase::Drain => {
                 let next = self.next_now(turn, now);
                 let next = next.or_else(|| self.next_later(turn, now));
-                next.or_else(|| self.next_upkeep(turn, now))
+                next.or_else(|| self.next_sweep(turn, now))
             }
         }
     }
@@ -496,30 +493,12 @@ impl Locks {
         })
     }
 
-    /// The next task that keeps hashes and our own memory from growing without bound.
-    fn next_upkeep(&mut self, turn: &Turn<'_>, now: Now) -> Option<Task> {
-        if turn.later.is_some()
-            && let Some(lock) = self.agenda.due_sweep(now).cloned()
-        {
-            let subject = Subject::One(lock, Rc::from([]));
-            return Some(self.task(subject, ReadDepth::Brief, Purpose::Sweep));
-        }
-        if self.table.writers() <= WRITERS_UNCHECKED {
-            self.agenda.writers_checked();
-        }
-        while self.agenda.has_writer_to_check() {
-            let next = self.table.writer_after(self.agenda.last_writer());
-            let found = next.and_then(|(_, record)| {
-                let (owner, _) = self.table.writer(record)?;
-                Some((self.table.lock_of(record)?.clone(), Rc::clone(owner)))
-            });
-            self.agenda.writer_begun(next);
-            if let Some((lock, owner)) = found {
-                let subject = Subject::One(lock, owner);
-                return Some(self.task(subject, ReadDepth::Own, Purpose::CheckWriter));
-            }
-        }
-        None
+    /// The next task that keeps hashes from growing without bound.
+    fn next_sweep(&self, turn: &Turn<'_>, now: Now) -> Option<Task> {
+        turn.later?;
+        let lock = self.agenda.due_sweep(now)?.clone();
+        let subject = Subject::One(lock, Rc::from([]));
+        Some(self.task(subject, ReadDepth::Brief, Purpose::Sweep))
     }
 }
 

@@ -18,6 +18,7 @@ fn crowd(is_partial: bool) -> Stored {
         own_write: None,
         own_read: None,
         others_write: false,
+        others_token: None,
         others_read: Some(9_000_000),
         ends_at: Known::read(Some(9_000_000)),
         is_partial,

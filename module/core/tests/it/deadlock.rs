@@ -236,7 +236,7 @@ impl Crossing {
                     self.asked += 1;
                     Read::Owners(&holders)
                 }
-                Purpose::Command if is_break => Read::Holds(stored[0], &[]),
+                Purpose::Command if is_break => Read::Holds(stored[0], &[], None),
                 _ if several => Read::Several(&stored),
                 _ => Read::One(&stored[0]),
             };

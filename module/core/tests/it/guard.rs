@@ -3,7 +3,7 @@
 use rlock_core::request::Guard;
 use rlock_core::{
     Command, CommandError, Count, Hash, Kind, Known, Locks, Now, Outcome, PermitsReading, Read,
-    ReadHold, ReadWrite, Stored, Token, Turn,
+    ReadHold, ReadWrite, Stored, Token, Turn, WriteHold,
 };
 
 const NOW: Now = Now {
@@ -45,6 +45,7 @@ const EMPTY: ReadWrite = ReadWrite {
     own_write: None,
     own_read: None,
     others_write: false,
+    others_token: None,
     others_read: None,
     ends_at: Known::read(Some(2_000_000)),
     is_partial: false,
@@ -86,11 +87,22 @@ fn a_read_write_lock_guards_for_its_holder_in_this_mode() {
         ..EMPTY
     };
     let writes = ReadWrite {
-        own_write: Some(Count::Valid(1)),
+        own_write: Some(WriteHold {
+            count: Count::Valid(1),
+            token: token(7),
+        }),
+        ..EMPTY
+    };
+    let scripts_write = ReadWrite {
+        own_write: Some(WriteHold {
+            count: Count::Valid(1),
+            token: None,
+        }),
         ..EMPTY
     };
     let others_write = ReadWrite {
         others_write: true,
+        others_token: token(8),
         ..EMPTY
     };
     let others_read = ReadWrite {
@@ -104,10 +116,14 @@ fn a_read_write_lock_guards_for_its_holder_in_this_mode() {
         ("READ TOKEN 8", reads, not_held(token(7))),
         ("WRITE", reads, not_held(None)),
         ("WRITE", writes, Ok(Outcome::Guards)),
-        ("READ", writes, not_held(None)),
-        // Only the server that granted it knows a writer's token.
-        ("WRITE TOKEN 7", writes, not_held(None)),
-        ("WRITE", others_write, not_held(None)),
+        ("READ", writes, not_held(token(7))),
+        ("WRITE TOKEN 7", writes, Ok(Outcome::Guards)),
+        ("WRITE TOKEN 8", writes, not_held(token(7))),
+        // A script's hold has no token.
+        ("WRITE", scripts_write, Ok(Outcome::Guards)),
+        ("WRITE TOKEN 7", scripts_write, not_held(None)),
+        ("WRITE", others_write, not_held(token(8))),
+        ("READ", others_write, not_held(token(8))),
         ("READ", others_read, not_held(None)),
         ("", reads, wrong_kind(Kind::ReadWrite, Kind::Plain)),
     ] {
@@ -163,32 +179,4 @@ fn permits_guard_for_whoever_holds_any_and_each_has_its_own_token() {
     ] {
         assert_eq!(guard(words, stored), expected, "{words:?} {stored:?}");
     }
-}
-
-#[test]
-fn a_writers_token_is_told_where_this_server_granted_it() {
-    use rlock_core::request::Acquire;
-    let words = |text: &'static str| text.split(' ').map(str::as_bytes);
-    let request = Acquire::parse(words("lock bob 1000 WRITE")).unwrap();
-    let (mut locks, mut effects) = (Locks::default(), Vec::new());
-    let mut turn = Turn::of(Command::Acquire(&request), 0, 1);
-    while let Some(task) = locks.next_task(&mut turn, NOW) {
-        let read = task.found(Read::One(&Stored::Free));
-        assert!(locks.decide(&mut turn, read, NOW, &mut effects));
-    }
-    let Ok(Outcome::Held { token, .. }) = turn.outcome() else {
-        panic!("it is free")
-    };
-    let stored = Stored::ReadWrite(ReadWrite {
-        others_write: true,
-        ends_at: Known::read(Some(NOW.wall_us / 1000 + 1000)),
-        ..EMPTY
-    });
-    let request = Guard::parse(words("lock alice WRITE CALL PING")).unwrap();
-    let mut turn = Turn::of(Command::Guard(&request), 0, 1);
-    while let Some(task) = locks.next_task(&mut turn, NOW) {
-        let read = task.found(Read::One(&stored));
-        assert!(locks.decide(&mut turn, read, NOW, &mut effects));
-    }
-    assert_eq!(turn.outcome(), Err(CommandError::NotHeld(Some(token))));
 }

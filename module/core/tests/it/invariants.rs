@@ -21,7 +21,7 @@
 //!     just after the end of the lease.
 //! 12. **The keys are the layout's**, as long as nobody else writes to them.
 
-use crate::keyspace::{Entry, Keyspace, Place, Value, number, timeout_key};
+use crate::keyspace::{Entry, Keyspace, Place, Value, number, timeout_key, write_hold};
 use crate::life::{HoldName, Name, News, TwinEvent, is_same};
 use crate::twin::{PermitsRequest, Tally, Twin, TwinWaiter, Waits, field_of};
 use crate::world::{LOCKS, OWNERS, place};
@@ -151,7 +151,10 @@ impl Ledger {
                 ));
             }
             let stored = space.field(place, &field_of(&owner, mode));
-            let stored = stored.and_then(|count| number(count));
+            let stored = stored.and_then(|value| match mode {
+                Mode::Write => write_hold(value).map(|(count, _)| count),
+                _ => number(value),
+            });
             // Those who are queued were granted before it, and hear by events.
             let with_it = |of: &Seated| of.queued_for.is_some() && twin.waiter(of.seat).is_none();
             let held_before = !several.is_empty() && stored.is_some_and(|stored| stored > 1);
@@ -166,8 +169,7 @@ impl Ledger {
                 Mode::Read => space
                     .reader(place, &owner)
                     .is_some_and(|of| of.token == Some(*token)),
-                // Only the server knows it.
-                Mode::Write => true,
+                Mode::Write => space.write_token(place, &owner) == Some(*token),
                 Mode::Permits => crate::no_permits(),
             };
             let is_less = |stored: i64| several.is_empty() && stored < count;
@@ -494,6 +496,12 @@ pub(crate) fn keys_are_ours(space: &Keyspace, twin: &Twin) -> Result<(), String>
         let is_alone = readers.iter().all(|(owner, _)| writers.contains(owner));
         if writers.len() > 1 || (!writers.is_empty() && !is_alone) {
             return Err(format!("{entry:?} has too many in it"));
+        }
+        if writers
+            .iter()
+            .any(|of| space.write_token(&at, of).is_none())
+        {
+            return Err(format!("{entry:?} has a writer without a token"));
         }
         let with_more = |owner: &[u8]| space.timeouts(&at, owner).len() > 1;
         if readers.iter().any(|(owner, _)| with_more(owner)) {

@@ -2,7 +2,8 @@
 //! module reads and writes the server's. A reader's lease is kept in keys of its own.
 
 use rlock_core::{
-    Count, Field, Hash, Known, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Token, Write,
+    Count, Field, Hash, HeldBy, Known, Mode, NEVER, ReadDepth, ReadHold, ReadWrite, Stored, Token,
+    Write, WriteHold,
 };
 use std::collections::BTreeMap;
 use std::fmt;
@@ -97,6 +98,17 @@ pub(crate) fn number(value: &[u8]) -> Option<i64> {
     let text = str::from_utf8(value).ok()?;
     let number: i64 = text.parse().ok()?;
     (number.to_string() == text).then_some(number)
+}
+
+/// The count of a writer's field, and its token if we wrote it; none of any other value.
+pub(crate) fn write_hold(value: &[u8]) -> Option<(i64, Option<i64>)> {
+    let text = str::from_utf8(value).ok()?;
+    let (count, token) = match text.split_once(":t") {
+        None => (text, None),
+        Some((count, token)) => (count, Some(number(token.as_bytes()).filter(|of| *of > 0)?)),
+    };
+    let count = number(count.as_bytes()).filter(|count| *count > 0)?;
+    Some((count, token))
 }
 
 /// The token that a timeout key has, if it is ours.
@@ -207,6 +219,24 @@ impl Keyspace {
             .collect()
     }
 
+    /// The token of a writer.
+    pub(crate) fn write_token(&self, at: &Place, owner: &[u8]) -> Option<i64> {
+        write_hold(self.field(at, &writer_field(owner))?)?.1
+    }
+
+    /// One hold of a lock, that of a writer before others.
+    pub(crate) fn first_hold(&self, at: &Place) -> Option<HeldBy> {
+        let writer = self.writers(at).into_iter().next();
+        let token = writer.as_ref().and_then(|of| self.write_token(at, of));
+        let owner = writer.map(Vec::into_boxed_slice);
+        Some(HeldBy {
+            mode: owner.as_ref().map_or(Mode::Plain, |_| Mode::Write),
+            owner: owner.or_else(|| self.holders(at).into_iter().next())?,
+            token: token.and_then(Token::new),
+            ends_at: self.get(at)?.ends_at.unwrap_or(NEVER),
+        })
+    }
+
     /// Those who have a field as readers, whether or not a lease of theirs is left.
     pub(crate) fn reader_fields(&self, at: &Place) -> Vec<Vec<u8>> {
         let fields = self.fields(at).filter(|_| self.mode(at).is_some());
@@ -302,7 +332,7 @@ impl Keyspace {
             });
         }
         let own_write = fields.get(&writer_field(owner));
-        let own_write = own_write.map(|value| Count::from_field(value));
+        let own_write = own_write.map(|value| WriteHold::from_field(value));
         let writers = self.writers(at);
         let is_read = self.mode(at) == Some(b"read");
         let own_read = self.own_read(at, owner);
@@ -313,6 +343,11 @@ impl Keyspace {
             own_write,
             own_read,
             others_write: writers.iter().any(|of| of != owner) || (!is_read && own_write.is_none()),
+            others_token: writers
+                .iter()
+                .filter(|of| *of != owner && look != ReadDepth::Own)
+                .find_map(|of| self.write_token(at, of))
+                .and_then(Token::new),
             others_read: self.others_read(at, owner, look, how),
             ends_at: Known::read(*ends_at),
             is_partial: false,
@@ -397,6 +432,17 @@ impl Keyspace {
                 );
                 let value = Value::Text(value.text().bytes().to_vec());
                 self.set(&timeout_key(at, owner, key.number), value, Some(*end));
+            }
+            Write::SetWriter(holder, count, token, is_first) => {
+                let (owner, token) = (holder.name(caller), *token);
+                match is_first {
+                    true if self.get(at).is_none() => self.set_field(at, b"mode", "write"),
+                    false if self.writers(at).contains(&owner.to_vec()) => {}
+                    _ => return Err(format!("a second holder is let in: {owner:?}, to write")),
+                }
+                let value = format!("{count}:t{}", token.get());
+                assert_eq!(WriteHold::text(*count, token).bytes(), value.as_bytes());
+                self.set_field(at, &writer_field(owner), value);
             }
             Write::SetPermits(..) | Write::SetLimit(_) | Write::DeleteLimit => {
                 return Err("nobody asks for permits".into());

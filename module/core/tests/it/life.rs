@@ -154,13 +154,12 @@ impl TwinSession {
     }
 }
 
-/// Whether a hold on record is the one that is there. A writer whose token is not known cannot be
-/// told from a later one; nor can a reader of whom only a script's timeout keys are left, nor a
-/// script's plain hold, which has a token as soon as somebody else in the hash gets one.
+/// Whether a hold on record is the one that is there. A reader with only a script's timeout keys
+/// left cannot be told from a later one; nor can a script's hold, which had no token.
 pub(crate) fn is_same(mode: Mode, recorded: Option<i64>, present: Option<i64>) -> bool {
     let unknown = match mode {
-        Mode::Plain => recorded,
-        Mode::Read | Mode::Write => present,
+        Mode::Plain | Mode::Write => recorded,
+        Mode::Read => present,
         Mode::Permits => crate::no_permits(),
     };
     recorded == present || unknown.is_none()

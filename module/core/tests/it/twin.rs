@@ -5,7 +5,9 @@
 //! are its own. Where the core and the twin disagree, one of them is wrong.
 
 use crate::circles::{Graph, Standing};
-use crate::keyspace::{Keyspace, Place, Reader, Value, number, timeout_key, writer_field};
+use crate::keyspace::{
+    Keyspace, Place, Reader, Value, number, timeout_key, write_hold, writer_field,
+};
 use crate::life::{HoldName, Life, Name, News, TwinEnding, TwinEvent, is_same};
 use rlock_core::{INTEGER_MAX, Kind, Mode, NEVER, Now};
 use std::collections::{BTreeMap, BTreeSet};
@@ -132,15 +134,6 @@ pub(crate) struct Tally {
     pub(crate) sessions_overflowed: u64,
 }
 
-/// What this server knows of a lock's writer, and nobody else does.
-#[derive(Clone, Debug)]
-struct WriterToken {
-    owner: Vec<u8>,
-    token: i64,
-    /// When the key was to expire when we last wrote to it.
-    ends_at: Option<i64>,
-}
-
 #[derive(Debug, Default)]
 pub(crate) struct Twin {
     pub(crate) space: Keyspace,
@@ -156,7 +149,6 @@ pub(crate) struct Twin {
     pub(crate) asks_if_wanted: bool,
     /// Whether the core refused the present wait as one without an end.
     pub(crate) is_found: bool,
-    writer_tokens: BTreeMap<Place, WriterToken>,
     /// The locks that were freed in this turn by holds that had to end.
     pub(crate) freed: BTreeSet<Place>,
     /// How often a lock became free by what was given back or ended.
@@ -437,8 +429,8 @@ impl Twin {
             self.end_hold(place, owner, mode, now);
             return 0;
         }
-        let field = field_of(owner, mode);
-        self.space.set_field(place, &field, left.to_string());
+        let token = self.token(place, owner, mode);
+        self.set_count(place, owner, mode, left, token);
         if let Some(lease_ms) = lease_ms {
             self.start_lease(place, owner, mode, now.wall_ms() + lease_ms, now);
         }
@@ -537,7 +529,6 @@ impl Twin {
         }
         self.tally.breaks += 1;
         self.life.lose_all(place, Some("broken"), now);
-        self.forget_writer_token(place);
         let mode = self.mode(place);
         self.space.delete_latest_timeouts(place);
         self.free(place, mode, now);
@@ -600,8 +591,7 @@ impl Twin {
         names
     }
 
-    /// The server became a replica: nobody waits there, what is held is not ours, and the tokens of
-    /// writers are forgotten.
+    /// The server became a replica: it has no waiters, and its holds are the new primary's.
     pub(crate) fn demoted(&mut self) {
         for hold in std::mem::take(&mut self.life.holds).into_values() {
             let client = self.life.client_of(hold.session);
@@ -610,7 +600,6 @@ impl Twin {
         }
         self.life.end_without_holds();
         self.life.endings.clear();
-        self.writer_tokens.clear();
         for (place, waiter) in self.take_out_all(|_| true) {
             self.tell(&place, &waiter, Heard::Refused(DEMOTED.into()));
             self.refused += 1;
@@ -875,6 +864,9 @@ impl Twin {
     /// A hold's count; none of what is no count.
     fn count(&self, place: &Place, owner: &[u8], mode: Mode) -> Option<i64> {
         let value = self.space.field(place, &field_of(owner, mode))?;
+        if mode == Mode::Write {
+            return Some(write_hold(value)?.0);
+        }
         number(value).filter(|count| *count >= 1)
     }
 
@@ -886,35 +878,9 @@ impl Twin {
                 number(value.strip_prefix(b"t")?).filter(|token| *token > 0)
             }
             Mode::Read => self.reader(place, owner)?.token,
-            Mode::Write => {
-                let known = self.writer_tokens.get(place)?;
-                let ends_at = self.space.get(place).and_then(|entry| entry.ends_at);
-                let is_there = known.owner == owner && ends_at.is_some();
-                (is_there && known.ends_at == ends_at).then_some(known.token)
-            }
+            Mode::Write => self.space.write_token(place, owner),
             Mode::Permits => crate::no_permits(),
         }
-    }
-
-    /// We have written: a writer whose token is known is the same one still.
-    fn note_end(&mut self, place: &Place, before: Option<i64>) {
-        let ends_at = self.space.get(place).and_then(|entry| entry.ends_at);
-        if let Some(known) = self.writer_tokens.get_mut(place)
-            && known.ends_at == before
-        {
-            known.ends_at = ends_at;
-        }
-    }
-
-    /// Somebody else has written, and said so.
-    pub(crate) fn forget_writer_token(&mut self, place: &Place) {
-        self.writer_tokens.remove(place);
-    }
-
-    /// The same of a whole database, or of all.
-    pub(crate) fn forget_writer_tokens(&mut self, db: Option<i32>) {
-        self.writer_tokens
-            .retain(|(of, _), _| db.is_some_and(|db| *of != db));
     }
 
     /// When a hold ends; none if never.
@@ -1100,7 +1066,6 @@ impl Twin {
     fn end_hold(&mut self, place: &Place, owner: &[u8], mode: Mode, now: Now) {
         let of = (place.clone(), owner.to_vec(), mode);
         self.life.unbind(&of);
-        self.forget_writer(place, owner, mode);
         let held_as = self.mode(place);
         self.space.remove_field(place, &field_of(owner, mode));
         let writes = self.holds(place, owner, Mode::Write);
@@ -1126,13 +1091,6 @@ impl Twin {
                 self.changed.push((place.clone(), None));
             }
             Mode::Permits => crate::no_permits(),
-        }
-    }
-
-    fn forget_writer(&mut self, place: &Place, owner: &[u8], mode: Mode) {
-        let known = self.writer_tokens.get(place);
-        if mode == Mode::Write && known.is_some_and(|known| known.owner == owner) {
-            self.writer_tokens.remove(place);
         }
     }
 
@@ -1209,9 +1167,6 @@ impl Twin {
         if self.is_free(place) {
             // What is left of a hash with nobody in it goes.
             self.space.delete(place);
-            if mode != Mode::Plain {
-                self.writer_tokens.remove(place);
-            }
         }
         let count = if is_held && entry.once {
             held
@@ -1278,24 +1233,27 @@ impl Twin {
         match mode {
             Mode::Plain => self.space.set_field(place, b"fence", format!("t{token}")),
             Mode::Read if is_new => self.space.set_field(place, b"mode", "read"),
-            Mode::Read => {}
-            Mode::Write => {
-                if is_new {
-                    self.space.set_field(place, b"mode", "write");
-                }
-                let owner = owner.to_vec();
-                let ends_at = self.space.get(place).and_then(|entry| entry.ends_at);
-                let known = WriterToken {
-                    owner,
-                    token,
-                    ends_at,
-                };
-                self.writer_tokens.insert(place.clone(), known);
-            }
+            Mode::Write if is_new => self.space.set_field(place, b"mode", "write"),
+            Mode::Read | Mode::Write => {}
             Mode::Permits => crate::no_permits(),
         }
+        self.set_count(place, owner, mode, count, Some(token));
+    }
+
+    /// A writer's field has its token as well.
+    fn set_count(
+        &mut self,
+        place: &Place,
+        owner: &[u8],
+        mode: Mode,
+        count: i64,
+        token: Option<i64>,
+    ) {
+        let token = token.filter(|_| mode == Mode::Write);
+        let token = token.map_or(String::new(), |token| format!(":t{token}"));
         let field = field_of(owner, mode);
-        self.space.set_field(place, &field, count.to_string());
+        self.space
+            .set_field(place, &field, format!("{count}{token}"));
     }
 
     fn bind(&mut self, place: &Place, owner: &[u8], mode: Mode, session: Option<Name>) {
@@ -1432,8 +1390,7 @@ impl Twin {
 
     fn expire(&mut self, place: &Place, end: Option<i64>) {
         let entry = self.space.get_mut(place).unwrap();
-        let before = std::mem::replace(&mut entry.ends_at, end);
-        self.note_end(place, before);
+        entry.ends_at = end;
     }
 
     // --- Those in line ---------------------------------------------------------------------------

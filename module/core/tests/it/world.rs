@@ -549,13 +549,11 @@ impl World {
             Op::Flush { db } => {
                 self.space.flush(db);
                 self.twin.space.flush(db);
-                self.twin.forget_writer_tokens(db);
                 self.locks.all_changed(db);
             }
             Op::SwapDatabases => {
                 self.space.swap(0, 1);
                 self.twin.space.swap(0, 1);
-                self.twin.forget_writer_tokens(None);
                 // The holds that are there now were not granted there.
                 self.written_by_others.extend((0..LOCKS.len()).map(place));
                 self.locks.all_changed(Some(0));
@@ -800,7 +798,9 @@ impl World {
                 readers: &gone,
                 more: false,
             },
-            (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored[0], &readers),
+            (Purpose::Command, Some(Command::Break(_))) => {
+                Read::Holds(stored[0], &readers, space.first_hold(first))
+            }
             (Purpose::LongWait, _) => Read::Holder(crate::first_of(&holders)),
             _ if names_several => Read::Several(&stored),
             _ => Read::One(&stored[0]),
@@ -889,11 +889,7 @@ impl World {
                 self.is_earliest(seat)?;
                 self.twin.time_out(seat, now)
             }
-            Purpose::Command
-            | Purpose::Holders
-            | Purpose::LongWait
-            | Purpose::Sweep
-            | Purpose::CheckWriter => Ok(()),
+            Purpose::Command | Purpose::Holders | Purpose::LongWait | Purpose::Sweep => Ok(()),
         }
     }
 
@@ -1124,40 +1120,9 @@ impl World {
 
     fn foreign(&mut self, lock: usize, changes: &[Change], told: bool) {
         let wall_ms = self.clock.now.wall_ms();
-        let mut space = self.space.clone();
-        // Of these locks the server tells more than that their expiry has changed.
-        let mut replaced = BTreeSet::new();
         for change in changes {
-            foreign::make(&mut space, lock, *change, wall_ms);
-            let touched = foreign::changed(lock, *change).into_iter();
-            let is_gone = |at: &usize| space.fields(&place(*at)).is_none();
-            replaced.extend(touched.filter(|at| *change == Change::Rename || is_gone(at)));
+            foreign::make(&mut self.space, lock, *change, wall_ms);
         }
-        // A writer's hold in another key of the same owner is told from a session's own by its end,
-        // which the twin does not know.
-        let is_doubtful = |at: &usize| {
-            let (at, life) = (place(*at), &self.twin.life);
-            let is_known = life
-                .holds
-                .keys()
-                .any(|(of, _, mode)| *of == at && *mode == Mode::Write);
-            (is_known || !life.endings.is_empty()) && !space.writers(&at).is_empty()
-        };
-        if told && replaced.iter().any(is_doubtful) {
-            return;
-        }
-        let replaced: BTreeSet<_> = replaced.into_iter().map(place).collect();
-        // What others write in the name of a writer whose token is still known cannot be told from
-        // what it had, and is left out.
-        let poses = |lock: &Place, owner: &Vec<u8>| {
-            let is_known = self.twin.token(lock, owner, Mode::Write).is_some();
-            is_known && !self.space.writers(lock).contains(owner)
-        };
-        let mut locks = (0..LOCKS.len()).map(place);
-        if locks.any(|lock| space.writers(&lock).iter().any(|of| poses(&lock, of))) {
-            return;
-        }
-        self.space = space;
         for change in changes {
             foreign::make(&mut self.twin.space, lock, *change, wall_ms);
         }
@@ -1167,12 +1132,7 @@ impl World {
         for place in touched.collect::<BTreeSet<_>>().into_iter().map(place) {
             self.written_by_others.insert(place.clone());
             if told {
-                self.twin.forget_writer_token(&place);
-                if replaced.contains(&place) {
-                    self.locks.changed(lock_ref(&place));
-                } else {
-                    self.locks.expiry_changed(lock_ref(&place));
-                }
+                self.locks.changed(lock_ref(&place));
             } else {
                 self.twin.changed_unseen(&place);
                 let holds = self.twin.life.holds.iter();
@@ -1255,7 +1215,7 @@ impl World {
         let begun = effects.iter().filter_map(|effect| match effect {
             Effect::Write {
                 lock,
-                write: Write::Set((_, Written::Number(1)), Some(_)),
+                write: Write::Set((_, Written::Number(1)), Some(_)) | Write::SetWriter(.., true),
             } => Some(&places[*lock]),
             _ => None,
         });
@@ -1276,7 +1236,8 @@ impl World {
                 self.space.carry_out(&places[*lock], caller, write)?;
                 let token = match write {
                     Write::Set((_, Written::Fence(token)), _)
-                    | Write::Set(_, Some((_, Written::Fence(token)))) => *token,
+                    | Write::Set(_, Some((_, Written::Fence(token))))
+                    | Write::SetWriter(.., token, true) => *token,
                     _ => return Ok(()),
                 };
                 self.ledger.is_minted(token, self.takes_several)

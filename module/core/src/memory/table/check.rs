@@ -22,7 +22,6 @@ struct Counts {
     pending: usize,
     leases_over: usize,
     looks: usize,
-    writers: usize,
 }
 
 impl LockTable {
@@ -41,7 +40,6 @@ impl LockTable {
             counted.pending += record.pending.len();
             counted.leases_over += usize::from(record.lease_over_at.is_some());
             counted.looks += usize::from(record.look_at.is_some());
-            counted.writers += usize::from(record.writer.is_some());
         }
         let noted = Counts {
             records: self.databases.values().map(HashMap::len).sum(),
@@ -55,7 +53,6 @@ impl LockTable {
             pending: self.pending,
             leases_over: self.leases_over.len(),
             looks: self.looks.len(),
-            writers: self.writer_ends.len(),
         };
         assert_eq!(counted, noted, "the records, and the table's own numbers");
         assert_eq!(self.waiters.len(), noted.waiters, "a waiter is in no queue");
@@ -66,19 +63,15 @@ impl LockTable {
         let LockRecord { lock, queue, .. } = record;
         let names = self.databases.get(&lock.db);
         assert_eq!(names.and_then(|names| names.get(&lock.name)), Some(&id));
-        let is_kept = !record.holds.is_empty() || record.writer.is_some();
         let is_waited_for = queue.length > 0 || !record.pending.is_empty();
-        assert!(is_kept || is_waited_for, "nothing is in {record:?}");
+        let is_kept = is_waited_for || !record.holds.is_empty();
+        assert!(is_kept, "nothing is in {record:?}");
         assert!(record.holds.iter().all(|(_, modes)| !modes.is_empty()));
         let is_set = |at: Option<i64>, all: &dyn Fn(i64) -> bool| at.is_none_or(all);
         assert!(is_set(record.lease_over_at, &|at| self
             .leases_over
             .contains(&(at, id))));
         assert!(is_set(record.look_at, &|at| self.looks.contains(&(at, id))));
-        let writer_end = record.writer.as_ref().map(|writer| writer.ends_at);
-        assert!(is_set(writer_end, &|at| self
-            .writer_ends
-            .contains(&(at, id))));
         let is_looked_at = record.look_at.is_some() || record.lease_over_at.is_some();
         assert!(is_waited_for || !is_looked_at, "no waiter: {record:?}");
         assert!(

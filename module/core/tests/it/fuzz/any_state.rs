@@ -16,7 +16,7 @@ use rlock_core::{
     INTEGER_MAX, Keys, Known, Lease, LockRef, Locks, Mode, NEVER, Now, Outcome, PERMITS_MAX,
     Permits, PermitsHash, PermitsHold, PermitsRequest, Purpose, Read, ReadHold, ReadWrite, Room,
     SessionId, SessionLimits, SessionRef, Stored, Subject, Token, Turn, Wait, WaitOutcome,
-    WaiterId, Write,
+    WaiterId, Write, WriteHold,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -190,7 +190,10 @@ impl<'a> Core<'a> {
     }
 
     fn read_write(&mut self) -> Stored {
-        let own_write = self.maybe_count();
+        let own_write = self.maybe_count().map(|count| WriteHold {
+            count,
+            token: self.token(),
+        });
         let own_read = self.maybe_count().map(|count| ReadHold {
             count,
             token: self.token(),
@@ -202,6 +205,7 @@ impl<'a> Core<'a> {
             own_write,
             own_read,
             others_write: is_nobody || self.choices.one_in(4),
+            others_token: self.token(),
             others_read,
             ends_at: Known::read(self.maybe_moment()),
             is_partial: self.choices.one_in(4),
@@ -286,7 +290,7 @@ impl<'a> Core<'a> {
                 let guard_ms = self.choices.of(&[0, 10_000]);
                 self.locks.start_tokens(self.now, guard_ms);
             }
-            _ => self.locks.clock_was_set(),
+            _ => self.locks.all_changed(None),
         }
         self.carry_out(&effects);
     }
@@ -329,7 +333,9 @@ impl<'a> Core<'a> {
                     readers: &owners,
                     more: self.choices.one_in(2),
                 },
-                Purpose::Command if is_break => Read::Holds(all[0], &readers),
+                Purpose::Command if is_break => {
+                    Read::Holds(all[0], &readers, crate::first_of(&owners))
+                }
                 Purpose::Command | Purpose::TimeOut if number.is_none() => Read::One(&all[0]),
                 Purpose::Command | Purpose::TimeOut => Read::Several(&all),
                 _ if self.choices.one_in(16) && !self.is_settled => Read::Unknown,
@@ -723,7 +729,7 @@ impl<'a> Core<'a> {
         // What could not be looked at is tried again a second later.
         self.now.wall_us += 10_000_000;
         self.now.mono_ms = i64::MAX;
-        self.locks.clock_was_set();
+        self.locks.all_changed(None);
         self.come_to_rest();
         let gauges = self.locks.gauges();
         let holds = (gauges.session_holds, gauges.pending_releases);

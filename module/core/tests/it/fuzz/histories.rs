@@ -676,7 +676,10 @@ fn read_write_change(choices: &mut Choices<'_>) -> Change {
         },
         17 => Change::RemoveMode,
         18 => Change::SetCount { owner, value },
-        19 => Change::SetWriteCount { owner, value },
+        19 => Change::SetWriteCount {
+            owner,
+            value: choices.of(&[value, "1:t7", "2:t7", "1:t0", ":t7", "1:7"]),
+        },
         20 => Change::RemoveCount { owner },
         21 => Change::PersistTimeout { owner, number },
         _ => Change::RemoveWriteCount { owner },

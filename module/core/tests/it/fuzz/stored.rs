@@ -175,7 +175,7 @@ impl World {
                     more: false,
                 },
                 Purpose::Command if matches!(command, Command::Break(_)) => {
-                    Read::Holds(stored, &readers)
+                    Read::Holds(stored, &readers, self.space.first_hold(&self.at))
                 }
                 _ => Read::One(&stored),
             };
@@ -319,7 +319,7 @@ fn own(stored: Stored) -> Vec<(Mode, Count)> {
         Stored::Plain(hash) => vec![(Mode::Plain, hash.own)],
         Stored::ReadWrite(hash) => vec![
             (Mode::Read, hash.own_read.map(|own| own.count)),
-            (Mode::Write, hash.own_write),
+            (Mode::Write, hash.own_write.map(|own| own.count)),
         ],
         Stored::Free | Stored::NoHolder | Stored::Permits(_) | Stored::OtherType => Vec::new(),
     };
@@ -355,7 +355,7 @@ fn field(choices: &mut Choices<'_>) -> Vec<u8> {
 }
 
 fn value(choices: &mut Choices<'_>) -> Vec<u8> {
-    let known: [&[u8]; 14] = [
+    let known: [&[u8]; 18] = [
         b"read",
         b"write",
         b"1",
@@ -370,6 +370,10 @@ fn value(choices: &mut Choices<'_>) -> Vec<u8> {
         b"77",
         b"0",
         b"-1",
+        b"2:t78",
+        b"2147483648:t9223372036854775807",
+        b"0:t78",
+        b"1:t0",
     ];
     match choices.below(6) {
         0 => choices.bytes(8),

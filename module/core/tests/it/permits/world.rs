@@ -517,7 +517,7 @@ impl World {
                     readers: &gone,
                     more: false,
                 },
-                (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored, &holders),
+                (Purpose::Command, Some(Command::Break(_))) => Read::Holds(stored, &holders, None),
                 (Purpose::LongWait, _) => Read::Holder(None),
                 (Purpose::Holders, _) => return Err("permits are not looked at".into()),
                 (Purpose::Reconcile(Mode::Permits), _) => match &stored {

@@ -69,13 +69,19 @@ pub(crate) fn by_hand() -> impl Strategy<Value = Change> {
             owner,
             value,
         }),
-        1 => (owner(), small_count_field()).prop_map(|(owner, value)| Change::SetWriteCount {
+        1 => (owner(), write_field()).prop_map(|(owner, value)| Change::SetWriteCount {
             owner,
             value,
         }),
         1 => owner().prop_map(|owner| Change::RemoveCount { owner }),
         1 => owner().prop_map(|owner| Change::RemoveWriteCount { owner }),
     ]
+}
+
+/// A writer's field: a script's, one with a token, or neither.
+fn write_field() -> impl Strategy<Value = &'static str> {
+    let ours = proptest::sample::select(vec!["1:t7", "2:t7", "1:t0", ":t7", "1:7"]);
+    prop_oneof![small_count_field(), ours]
 }
 
 pub(crate) fn foreign<S: Strategy<Value = Change>>(change: fn() -> S) -> impl Strategy<Value = Op> {
