@@ -48,9 +48,11 @@ impl Decision<'_> {
         };
         let (mode, multi) = (first.mode, first.multi);
         // A pending release of the next waiter's owner must be done first, or it would end the new
-        // hold. And whether the next waiter for permits fits depends on the limit, which was not
-        // read here.
-        if self.locks.table.is_ending(queue, &first.owner) || mode == Mode::Permits {
+        // hold. Whether the next waiter for permits fits depends on the limit, which was not read
+        // here. And a waiter of another kind stands behind permits only where another program wrote
+        // them: its reading checks that all keys of its kind are here.
+        let is_of_permits = mode == Mode::Permits || held_as == Mode::Permits;
+        if self.locks.table.is_ending(queue, &first.owner) || is_of_permits {
             self.publish(held_as);
             return self.reconcile_now();
         }
@@ -144,7 +146,13 @@ impl Decision<'_> {
         // waiters holders.
         let next = self.queue().and_then(|queue| self.locks.table.first(queue));
         let is_alone = next.is_some_and(|(_, next)| next.multi.is_none());
-        if is_alone && (mode == Some(Mode::Read) || mode.is_some() && !stored.is_free()) {
+        let may_follow = match mode {
+            Some(Mode::Read) => is_alone,
+            Some(Mode::Plain) => !stored.is_free(),
+            Some(Mode::Write | Mode::Permits) => is_alone && !stored.is_free(),
+            None => false,
+        };
+        if may_follow {
             self.reconcile_now();
         }
     }

@@ -126,6 +126,9 @@ struct LockRecord {
     lease_over_at: Option<i64>,
     /// When to look at the key in any case, monotonic, in milliseconds.
     look_at: Option<i64>,
+    /// The part of these looks that is for the key: when the next one is due. A look that comes
+    /// earlier, to note a long wait, does not read the key.
+    key_look_at: i64,
 }
 
 /// We cannot afford to listen to every kind of key event, so some changes are not announced: `SET`
@@ -301,6 +304,7 @@ impl LockTable {
             dirty: false,
             lease_over_at: None,
             look_at: None,
+            key_look_at: 0,
         })?);
         self.databases.entry(db).or_default().insert(name, id);
         self.last_found.set(Some(id));
@@ -875,9 +879,12 @@ impl LockTable {
         };
         let unnoted = record.queue.unnoted.and_then(|id| self.waiters.get(id.0));
         let long_at = unnoted.and_then(|waiter| waiter.long_at(self.long_after_ms));
+        if record.look_at.is_none() && record.key_look_at <= now.mono_ms {
+            record.key_look_at = now.mono_ms.saturating_add(LOOK_EVERY_MS);
+        }
         // Not in the past: a queue with many long waits would come before all others.
-        let at = now.mono_ms.saturating_add(LOOK_EVERY_MS);
-        let at = long_at.map_or(at, |long_at| long_at.clamp(now.mono_ms, at));
+        let at = record.key_look_at.min(long_at.unwrap_or(i64::MAX));
+        let at = at.max(now.mono_ms);
         if record.look_at.is_some_and(|earlier| earlier <= at) {
             return;
         }
@@ -946,14 +953,15 @@ impl LockTable {
         Some(id)
     }
 
-    /// A lock whose look is due now, after this many looks in the turn; and its first waiter that
-    /// was not noted, if its wait is long by now. That waiter counts as noted afterwards. If there
-    /// are more, the next look is due at once, behind those at other locks.
+    /// A lock whose look is due now, after this many looks in the turn; whether its key must be read;
+    /// and its first waiter that was not noted, if its wait is long by now. That waiter counts as
+    /// noted afterwards. If there are more, the next look is due at once, behind those at other
+    /// locks.
     pub(crate) fn take_look(
         &mut self,
         looks: usize,
         now: Now,
-    ) -> Option<(RecordId, Option<WaiterId>)> {
+    ) -> Option<(RecordId, bool, Option<WaiterId>)> {
         let may_begin = looks > 0 || now.mono_ms >= self.no_look_before;
         let (at, id) = self.looks.first().copied()?;
         if at > now.mono_ms || !may_begin || looks >= LOOKS_AT_ONCE {
@@ -965,13 +973,14 @@ impl LockTable {
         let long = unnoted.filter(|id| self.is_long(*id, now));
         let record = self.records.get_mut(id.0)?;
         record.look_at = None;
+        let is_of_key = record.key_look_at <= now.mono_ms;
         if let Some(waiter) = long.and_then(|id| self.waiters.get(id.0)) {
             record.queue.unnoted = waiter.behind;
         }
         if record.queue.length > 0 {
             self.look_again(id, now);
         }
-        Some((id, long))
+        Some((id, is_of_key, long))
     }
 
     /// Whether a waiter's wait is long by now, and was not noted.
@@ -1049,14 +1058,16 @@ mod tests {
             table.leave(waiters[gone]);
         }
         let (now, mut looks, mut long) = (NOW.after(7), 0, Vec::new());
-        while let Some((looked_at, noted)) = table.take_look(looks, now) {
-            assert_eq!(looked_at, queue);
+        while let Some((looked_at, is_of_key, noted)) = table.take_look(looks, now) {
+            assert_eq!((looked_at, is_of_key), (queue, false));
             assert!(noted.is_none_or(|noted| !table.is_long(noted, now)));
             long.extend(noted);
             looks += 1;
         }
         assert_eq!(long, [2, 4, 5, 6, 7, 8].map(|at| waiters[at]));
-        // No more looks are made than are needed, and the next one is a second later.
-        assert_eq!((looks, table.next_deadline(now)), (6, Some(LOOK_EVERY_MS)));
+        // No more looks are made than are needed. The next one is of the key, a second after the
+        // first waiter joined.
+        let next = NOW.mono_ms + LOOK_EVERY_MS - now.mono_ms;
+        assert_eq!((looks, table.next_deadline(now)), (6, Some(next)));
     }
 }

@@ -16,13 +16,21 @@ use crate::values::word::Word;
 use std::fmt::Write as _;
 use std::rc::Rc;
 
+/// A turn notes long waits for no longer than this, since each reads the holders of its lock: the
+/// waiters whose wait is over must be told in time.
+const NOTING_MAX_MS: i64 = 5;
+
 impl Locks {
     /// Makes the looks that are due, until one finds a long wait. Its task reads the lock, so
     /// that the logs can name the holder.
     pub(crate) fn next_long_wait(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
-        while let Some((queue, long)) = self.table.take_look(turn.looks, now) {
+        while !turn.budget.has_taken(NOTING_MAX_MS, now)
+            && let Some((queue, is_of_key, long)) = self.table.take_look(turn.looks, now)
+        {
             turn.looks = turn.looks.saturating_add(1);
-            self.mark_queue(queue);
+            if is_of_key {
+                self.mark_queue(queue);
+            }
             // A wait for several locks is logged once, for its first waiter.
             let main = long.filter(|id| self.main_waiter(*id) == Some(*id));
             let lock = main.and_then(|id| self.lock_of(self.held_up_at(id)));

@@ -153,11 +153,13 @@ impl Budget {
     }
 
     pub(super) fn is_spent(&self, now: Now) -> bool {
+        self.decisions == 0 || self.has_taken(TURN_MAX_MS, now)
+    }
+
+    /// Whether the decisions have taken this long.
+    pub(super) fn has_taken(&self, ms: i64, now: Now) -> bool {
         let taken_ms = |begun: i64| now.mono_ms.saturating_sub(begun);
-        let has_time = self
-            .begun_ms
-            .is_none_or(|begun| taken_ms(begun) < TURN_MAX_MS);
-        self.decisions == 0 || !has_time
+        self.begun_ms.is_some_and(|begun| taken_ms(begun) >= ms)
     }
 }
 
@@ -496,6 +498,11 @@ impl Locks {
     /// The next task that keeps hashes from growing without bound.
     fn next_sweep(&self, turn: &Turn<'_>, now: Now) -> Option<Task> {
         turn.later?;
+        // A part can take longer than the pause between two parts. The next one is then due at once,
+        // but not in this turn.
+        if turn.budget.is_spent(now) {
+            return None;
+        }
         let lock = self.agenda.due_sweep(now)?.clone();
         let subject = Subject::One(lock, Rc::from([]));
         Some(self.task(subject, ReadDepth::Brief, Purpose::Sweep))

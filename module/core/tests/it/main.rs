@@ -79,6 +79,7 @@ mod model;
 mod parsing;
 mod portions;
 mod sessions;
+mod timer;
 mod together;
 mod walk;
 mod wanted;
