@@ -245,5 +245,6 @@ fn a_writer_whose_key_is_replaced_while_its_slot_moves_has_lost_it() {
     until("the session has ended", || {
         server.info_number("rlock_sessions") == 0
     });
-    assert_eq!(conn.run("HGET {t}w alice:write"), "1");
+    let field = conn.run("HGET {t}w alice:write").text();
+    assert!(field.starts_with("1:t"), "{field}");
 }

@@ -114,7 +114,9 @@ impl Client {
         for field in self.fields() {
             let count = conn.cmd(&["HGET", &field.0, &field.1]);
             if count != Reply::Null {
-                let count = count.text().parse().expect("a count");
+                let value = count.text();
+                let (count, _token) = value.split_once(':').unwrap_or((&value, ""));
+                let count = count.parse().expect("a count");
                 found.insert(field.clone(), count);
             }
         }

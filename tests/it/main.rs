@@ -68,7 +68,7 @@ mod noise; // any commands, while locks are in use
 mod read_write_hostile; // read-write locks as others may have written them
 mod several_hostile; // the largest waits for several locks
 mod smoke; // a short set of all, also for valgrind
-mod writer_tokens; // a writer's token, as long as its hold is there
+mod writer_tokens; // a writer's token, wherever its key goes
 
 mod client; // the client crate
 mod client_acknowledged; // grants that replicas have

@@ -200,7 +200,7 @@ fn a_move_given_up_grants_who_waits(cluster: &Cluster, name: &str) {
         left.is_error() || left.int() < 0
     });
     if is_granted_when_kept(cluster, name, &mut bob, || ()) {
-        assert_eq!(fields(server, name), as_fields("mode=write bob:write=1"));
+        assert_eq!(fields(server, name), as_fields("mode=write bob:write=1:t"));
     }
 }
 
@@ -255,6 +255,6 @@ fn a_break_grants_nobody_yet(cluster: &Cluster, name: &str) {
         }
     });
     if is_granted {
-        assert_eq!(fields(server, name), as_fields("mode=write bob:write=1"));
+        assert_eq!(fields(server, name), as_fields("mode=write bob:write=1:t"));
     }
 }

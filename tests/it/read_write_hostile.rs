@@ -37,7 +37,7 @@ const COMMANDS: [&str; 24] = [
 
 /// What no lock command writes at `k` and beside it: commands with semicolons between, and `~` for
 /// a blank within a word.
-const ODD: [&str; 33] = [
+const ODD: [&str; 43] = [
     "HSET k mode read",
     "HSET k mode write",
     "HSET k mode",
@@ -56,6 +56,16 @@ const ODD: [&str; 33] = [
     "HSET k mode write alice:write 0",
     "HSET k mode write alice:write -1",
     "HSET k mode write alice:write abc",
+    "HSET k mode write alice:write 1:t5",
+    "HSET k mode write alice:write 2147483647:t9223372036854775807",
+    "HSET k mode write alice:write 9223372036854775807:t9223372036854775807",
+    "HSET k mode write alice:write 1:t9223372036854775808",
+    "HSET k mode write alice:write 1:t0",
+    "HSET k mode write alice:write 0:t5",
+    "HSET k mode write alice:write 1:5",
+    "HSET k mode write alice:write 1:t5:t6",
+    "HSET k mode write alice:write :t5",
+    "HSET k mode write alice:write 1:t",
     "HSET k mode write alice:write 1 bob:write 1",
     "HSET k mode write bob:write 1 alice 1",
     "HSET k mode write alice 1",
@@ -209,7 +219,10 @@ fn ten_thousand_readers_come_and_go() {
         assert_eq!(released, 0);
     }
     writer.read().held();
-    assert_eq!(fields(&server, "k"), as_fields("mode=write writer:write=1"));
+    assert_eq!(
+        fields(&server, "k"),
+        as_fields("mode=write writer:write=1:t")
+    );
     assert_eq!(server.run("DBSIZE"), 1);
     let took = server.processor_time().saturating_sub(before);
     assert!(took < patience(Duration::from_secs(60)), "{took:?}");
@@ -234,7 +247,7 @@ fn a_hash_with_ten_thousand_foreign_fields_gets_an_answer() {
     let mut bob = server.connect();
     bob.send("RLOCK.ACQUIRE k bob 30000 WRITE BLOCK 0");
     bob.read().held();
-    assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1"));
+    assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1:t"));
 }
 
 #[test]

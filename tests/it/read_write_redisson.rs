@@ -1,6 +1,7 @@
 //! Beside Redisson's read-write lock: what its scripts do, written anew from what is known of their
 //! effects, on the same keys as ours, in both directions.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rlock_tests::{Conn, Reply, Server};
@@ -149,7 +150,14 @@ fn both_write_the_same_hash_and_the_timeout_key_of_the_latest_entry() {
             !redisson(&mut their, script, "alice", 30_000).is_error(),
             "{command}"
         );
-        assert_eq!(fields(&ours, "k"), fields(&theirs, "k"), "{command}");
+        // A writer's field has our token beside the count.
+        let without_token = |(field, value): (String, String)| {
+            let count = value.trim_end_matches(":t").to_owned();
+            (field, count)
+        };
+        let our_fields = fields(&ours, "k").into_iter().map(without_token);
+        let our_fields: BTreeMap<String, String> = our_fields.collect();
+        assert_eq!(our_fields, fields(&theirs, "k"), "{command}");
         // The hash, and its timeout keys in order.
         let mut expected = crate::read_write::keys(&theirs);
         let latest = expected.len().saturating_sub(1);
@@ -218,7 +226,7 @@ fn our_writer_behind_their_reader_comes_in_with_its_release() {
     bob.expect_nothing_yet();
     assert_eq!(redisson(&mut conn, RELEASE_READ, "java", 30_000), 1);
     bob.read_promptly().held();
-    assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1"));
+    assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1:t"));
     // Their next reader is told to wait, and gets the message of our release.
     let mut listener = listener(&server);
     assert!(redisson(&mut conn, READ, "java", 30_000).int() > 20_000);
@@ -238,7 +246,7 @@ fn our_writer_behind_their_reader_comes_in_when_its_lease_ends() {
     // The server counts from the millisecond in which its turn began.
     let took = begun.elapsed();
     assert!(took >= Duration::from_millis(295), "{took:?}");
-    assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1"));
+    assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1:t"));
 }
 
 #[test]
@@ -307,17 +315,39 @@ fn each_may_end_holds_that_the_other_has_begun() {
     assert_eq!(redisson(&mut conn, RELEASE_READ, "alice", 30_000), 1);
     assert_eq!(server.run("DBSIZE"), 0);
 
-    takes(&mut conn, "alice", "WRITE");
     assert_eq!(redisson(&mut conn, WRITE, "alice", 30_000), "held");
-    assert_eq!(takes(&mut conn, "alice", "WRITE").0, 3);
+    assert_eq!(redisson(&mut conn, WRITE, "alice", 30_000), "held");
+    assert_eq!(conn.run("RLOCK.RELEASE k alice WRITE"), 1);
     assert_eq!(redisson(&mut conn, READ, "alice", 30_000), "held");
     assert_eq!(takes(&mut conn, "alice", "READ").0, 2);
-    assert_eq!(redisson(&mut conn, RELEASE_WRITE, "alice", 30_000), 0);
-    assert_eq!(conn.run("RLOCK.RELEASE k alice WRITE"), 1);
     assert_eq!(redisson(&mut conn, RELEASE_WRITE, "alice", 30_000), 1);
     assert_eq!(fields(&server, "k"), as_fields("mode=read alice=2"));
     assert_eq!(conn.run("RLOCK.RELEASE k alice READ"), 1);
     assert_eq!(redisson(&mut conn, RELEASE_READ, "alice", 30_000), 1);
+    assert_eq!(server.run("DBSIZE"), 0);
+}
+
+/// Their scripts count up and down in the field, and ours has a token in it.
+#[test]
+fn their_scripts_cannot_count_a_write_hold_of_the_same_owner_that_is_ours() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    // By their script, and then by ours: from then on it has a token.
+    assert_eq!(redisson(&mut conn, WRITE, "alice", 30_000), "held");
+    let (count, token) = takes(&mut conn, "alice", "WRITE");
+    assert_eq!(count, 2);
+    for script in [WRITE, RELEASE_WRITE] {
+        let error = redisson(&mut conn, script, "alice", 30_000).error();
+        assert!(error.contains("not an integer"), "{error}");
+        let left = format!("2:t{token}");
+        assert_eq!(conn.run("HGET k alice:write"), left);
+    }
+    // It may read beside it.
+    assert_eq!(redisson(&mut conn, READ, "alice", 30_000), "held");
+    assert_eq!(redisson(&mut conn, RELEASE_READ, "alice", 30_000), 0);
+    let release = format!("RLOCK.RELEASE k alice WRITE TOKEN {token}");
+    assert_eq!(conn.run(&release), 1);
+    assert_eq!(conn.run(&release), 0);
     assert_eq!(server.run("DBSIZE"), 0);
 }
 
@@ -433,7 +463,7 @@ fn their_force_frees_ours_and_grants_the_next() {
     let mut bob = bob_waits(&server, "WRITE");
     assert_eq!(force(&mut conn, "read"), 1);
     bob.read_promptly().held();
-    assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1"));
+    assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1:t"));
     // The timeout keys of the reader are left to run out, and mean nothing.
     assert_eq!(conn.run(format!("EXISTS {}", timeout("alice", 2))), 1);
     assert_eq!(conn.run("RLOCK.RENEW k alice 30000 READ"), 0);
@@ -504,5 +534,5 @@ fn dead_readers_of_theirs_do_not_keep_our_writer_out() {
         0
     );
     bob.read().held();
-    assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1"));
+    assert_eq!(fields(&server, "k"), as_fields("mode=write bob:write=1:t"));
 }

@@ -1,7 +1,7 @@
-//! A writer's token is known only as long as its very hold is provably there: what took its place
-//! is another hold, and ended holds keep no memory.
+//! A writer's token is in its field. It lasts as long as the hold, wherever the key goes, and a
+//! hold that took its place has another.
 
-use rlock_tests::{Conn, Reply, Server, until};
+use rlock_tests::{Cluster, Conn, Pair, Reply, Server, in_sync, until};
 
 /// A writer's hold of `name` as a Redisson client writes it, with another end than ours has.
 fn written_by_a_script(conn: &mut Conn, name: &str) {
@@ -25,6 +25,121 @@ fn is_another_hold(conn: &mut Conn, token: i64) {
 fn granted(conn: &mut Conn) -> i64 {
     conn.run("RLOCK.ACQUIRE k w 30000 WRITE").held().1
 }
+
+// --- Where the key goes --------------------------------------------------------------------------
+
+/// Every command knows the token of `w`, which writes here, and refuses one from before.
+#[track_caller]
+fn is_held_with(conn: &mut Conn, name: &str, token: i64) {
+    assert_eq!(conn.run(format!("RLOCK.INFO {name}")).get("token"), &token);
+    let stale = token - 1;
+    let renewed = conn.run(format!("RLOCK.RENEW {name} w 30000 WRITE TOKEN {stale}"));
+    assert_eq!(renewed, 0);
+    let released = conn.run(format!("RLOCK.RELEASE {name} w WRITE TOKEN {stale}"));
+    assert_eq!(released, Reply::Null);
+    let guard = |token: i64| format!("RLOCK.GUARD {name} w WRITE TOKEN {token} CALL GET {{k}}v");
+    let refused = conn.run(guard(stale)).error();
+    assert!(refused.contains(&token.to_string()), "{refused}");
+    assert_eq!(conn.run(guard(token)), Reply::Null);
+    let renewed = conn.run(format!("RLOCK.RENEW {name} w 30000 WRITE TOKEN {token}"));
+    assert_eq!(renewed, 1);
+    let again = conn.run(format!("RLOCK.ACQUIRE {name} w 30000 WRITE"));
+    assert_eq!(again.held(), (2, token));
+    let release = format!("RLOCK.RELEASE {name} w WRITE TOKEN {token}");
+    assert_eq!(conn.run(&release), 1);
+    assert_eq!(conn.run(&release), 0);
+    assert_eq!(conn.run(format!("EXISTS {name}")), 0);
+}
+
+#[test]
+fn a_writers_token_is_known_after_a_restart_from_either_file() {
+    for is_rdb in [true, false] {
+        let config = if is_rdb { "" } else { "appendonly yes" };
+        let mut server = Server::builder().config(config).start();
+        let token = granted(&mut server.connect());
+        if is_rdb {
+            assert_eq!(server.run("SAVE"), "OK");
+        }
+        server.restart();
+        is_held_with(&mut server.connect(), "k", token);
+    }
+}
+
+#[test]
+fn a_writers_token_is_known_at_the_replica_that_is_promoted() {
+    let pair = Pair::start();
+    let token = granted(&mut pair.primary.connect());
+    in_sync(&pair.primary, &pair.replica);
+    assert_eq!(pair.replica.run("REPLICAOF NO ONE"), "OK");
+    is_held_with(&mut pair.replica.connect(), "k", token);
+}
+
+#[test]
+fn a_writers_token_goes_with_its_key() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for to in ["RENAME k k2", "COPY k k2"] {
+        let token = granted(&mut conn);
+        assert!(!conn.run(to).is_error(), "{to}");
+        is_held_with(&mut conn, "k2", token);
+        conn.run("DEL k");
+    }
+    let token = granted(&mut conn);
+    let Reply::Bulk(dump) = conn.run("DUMP k") else {
+        panic!("there is no key")
+    };
+    conn.cmd(&[&b"RESTORE"[..], b"k2", b"30000", &dump]);
+    is_held_with(&mut conn, "k2", token);
+}
+
+#[test]
+fn a_writers_token_goes_with_its_slot() {
+    let cluster = Cluster::start();
+    let take = cluster.first.run("RLOCK.ACQUIRE {k}w w 30000 WRITE");
+    cluster.open_slot_of("{k}w");
+    cluster.migrate("{k}w");
+    cluster.close_slot_of("{k}w");
+    is_held_with(&mut cluster.second.connect(), "{k}w", take.held().1);
+}
+
+#[test]
+fn a_scripts_writer_has_no_token_until_it_enters_again_here() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    for again in ["WRITE", "WRITE ONCE"] {
+        written_by_a_script(&mut conn, "k");
+        assert_eq!(conn.run("RLOCK.RENEW k w 30000 WRITE"), 1);
+        assert_eq!(conn.run("HGET k w:write"), "1");
+        let (count, token) = conn.run(format!("RLOCK.ACQUIRE k w 30000 {again}")).held();
+        assert_eq!(conn.run("HGET k w:write"), format!("{count}:t{token}"));
+        let release = format!("RLOCK.RELEASE k w WRITE TOKEN {token}");
+        for left in (0..count).rev() {
+            assert_eq!(conn.run(&release), left);
+        }
+    }
+    // What it gives back before that leaves a bare number.
+    conn.run("HSET k mode write w:write 2");
+    assert_eq!(conn.run("RLOCK.RELEASE k w WRITE"), 1);
+    assert_eq!(conn.run("HGET k w:write"), "1");
+}
+
+#[test]
+fn break_logs_the_writer_with_its_token_and_a_refusal_names_it() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let token = granted(&mut conn);
+    conn.run("RLOCK.ACQUIRE k w 30000 READ").held();
+    let refused = conn.run("RLOCK.GUARD k other WRITE CALL PING").error();
+    assert!(refused.contains(&token.to_string()), "{refused}");
+    assert_eq!(conn.run("RLOCK.BREAK k"), 1);
+    let log = conn.run("RLOCK.LOG");
+    let entry = &log.array()[0];
+    assert_eq!(entry.get("event"), "broken");
+    assert_eq!(entry.get("owner"), "w");
+    assert_eq!(entry.get("token"), &token);
+}
+
+// --- What took its place -------------------------------------------------------------------------
 
 #[test]
 fn a_key_renamed_over_a_writers_is_another_hold() {
@@ -56,28 +171,6 @@ fn after_swapdb_a_writers_key_is_another_hold() {
     assert_eq!(conn.run("SELECT 0"), "OK");
     assert_eq!(conn.run("SWAPDB 0 1"), "OK");
     is_another_hold(&mut conn, token);
-}
-
-#[test]
-fn writers_that_have_left_keep_no_memory() {
-    let server = Server::start();
-    let mut conn = server.connect();
-    let mut begin = |first: usize| {
-        let commands: Vec<String> = (first..first + 5_000)
-            .flat_map(|at| {
-                [
-                    format!("RLOCK.ACQUIRE k{at} w 600000 WRITE"),
-                    format!("DEL k{at}"),
-                ]
-            })
-            .collect();
-        conn.pipeline(&commands);
-        server.info_number("used_memory")
-    };
-    let before = begin(0);
-    let grown = (1..10).map(|at| begin(at * 5_000)).last().unwrap() - before;
-    // Of each that is kept it would be 200 bytes at least: here some nine million.
-    assert!(grown < 2_000_000, "{grown}");
 }
 
 // --- Another key in the place of the lock --------------------------------------------------------
@@ -114,7 +207,8 @@ fn a_writer_whose_key_is_replaced_by_another_of_the_same_owner_has_lost_it() {
         until("the session is over", || {
             server.info_number("rlock_sessions") == 0
         });
-        assert_eq!(server.run("HGET k alice:write"), "1", "{replacement}");
+        let field = server.run("HGET k alice:write").text();
+        assert!(field.starts_with("1:t"), "{replacement}");
     }
 }
 
@@ -139,7 +233,8 @@ fn a_session_that_ends_as_its_writers_key_is_replaced_releases_nothing() {
             until("the later session's hold is released", || {
                 conn.run("EXISTS z") == 0
             });
-            assert_eq!(server.run("HGET k alice:write"), "1", "{commands:?}");
+            let field = server.run("HGET k alice:write").text();
+            assert!(field.starts_with("1:t"), "{commands:?}");
         }
     }
 }
