@@ -1,0 +1,411 @@
+//! The client: its calls and its holds, and what it does with each reply and event.
+
+use std::mem;
+
+use crate::link::{Binding, Link};
+use crate::message::{Command, Event, Kind, Reply};
+use crate::setup::Setup;
+
+/// How far a call of `lock()` has come.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Phase {
+    /// ACQUIRE is not answered yet.
+    Asked,
+    /// It was answered NOSESSION, and is sent again after the next EVENTS reply.
+    Refused,
+    /// The wait is in the server's queue: a later event than `seq` of this life ends it.
+    Waiting { seq: u8, life: u8 },
+    /// The future was dropped: CANCEL and RELEASE are not answered yet.
+    Undoing,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Call {
+    pub(crate) number: u8,
+    pub(crate) owner: u8,
+    pub(crate) name: u8,
+    pub(crate) phase: Phase,
+    /// Ticks left of a lease that began when ACQUIRE was last sent.
+    asked_lease: u8,
+    /// Events heard before the reply to ACQUIRE.
+    kept: Vec<Event>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Guard {
+    There,
+    /// The server has said that the hold has ended.
+    Lost,
+    /// RELEASE is not answered yet: there is no guard any more.
+    Gone,
+}
+
+/// RENEW with SESSION tells the server to which session a hold belongs, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Renewal {
+    None,
+    Needed,
+    /// RENEW is not answered yet.
+    Asked,
+}
+
+/// A hold, and its guard.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Held {
+    pub(crate) call: u8,
+    pub(crate) owner: u8,
+    pub(crate) name: u8,
+    pub(crate) token: u8,
+    /// The life of the session in which the hold was last confirmed.
+    pub(crate) life: u8,
+    /// Ticks for which the guard may count on the lease,
+    lease: u8,
+    /// and on the session.
+    grace: u8,
+    pub(crate) guard: Guard,
+    pub(crate) renewal: Renewal,
+    /// Ticks left of a lease that began when RENEW was last sent.
+    asked_lease: u8,
+}
+
+impl Held {
+    /// The guard's answer to `is_lost()`, turned round.
+    pub(crate) fn says_held(&self, setup: &Setup) -> bool {
+        let in_session = self.grace > 0 || setup.size.grace == 0;
+        self.guard == Guard::There && self.lease > 0 && in_session
+    }
+
+    fn must_renew(&self, setup: &Setup) -> bool {
+        self.renewal == Renewal::Needed && self.says_held(setup)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Client {
+    pub(crate) link: Link,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) holds: Vec<Held>,
+    /// For the checks.
+    pub(crate) violation: Option<&'static str>,
+}
+
+impl Client {
+    // Steps of the program.
+
+    /// Whether a call of this owner for this name has to wait for an earlier one of its own.
+    pub(crate) fn is_busy(&self, owner: u8, name: u8) -> bool {
+        let calls = self.calls.iter().map(|call| (call.owner, call.name));
+        let mut all = calls.chain(self.holds.iter().map(|held| (held.owner, held.name)));
+        all.any(|subject| subject == (owner, name))
+    }
+
+    pub(crate) fn lock(&mut self, owner: u8, name: u8, number: u8) {
+        self.calls.push(Call {
+            number,
+            owner,
+            name,
+            phase: Phase::Asked,
+            asked_lease: 0,
+            kept: vec![],
+        });
+        self.ask(self.calls.len() - 1);
+    }
+
+    fn ask(&mut self, index: usize) {
+        let call = &mut self.calls[index];
+        call.phase = Phase::Asked;
+        let command = Command::Acquire { name: call.name };
+        self.link.push(command, call.owner, call.number, false);
+    }
+
+    /// The future is dropped, or its time is up.
+    pub(crate) fn drop_call(&mut self, index: usize, setup: &Setup) {
+        let call = &mut self.calls[index];
+        let was_refused = call.phase == Phase::Refused;
+        if was_refused && !setup.rules.undo_refused {
+            self.calls.remove(index);
+            return;
+        }
+        let (name, owner, number) = (call.name, call.owner, call.number);
+        (call.phase, call.asked_lease) = (Phase::Undoing, 0);
+        call.kept.clear();
+        self.link
+            .push(Command::Cancel { name }, owner, number, true);
+        self.link
+            .push(Command::Release { name, token: None }, owner, number, true);
+        if !setup.rules.gate {
+            self.calls.remove(index);
+        }
+    }
+
+    /// The guard is unlocked or dropped, whether it says held or not.
+    pub(crate) fn unlock(&mut self, index: usize, setup: &Setup) {
+        let held = &mut self.holds[index];
+        if held.guard == Guard::Lost {
+            self.holds.remove(index); // the server said so: there is nothing to release
+            return;
+        }
+        held.guard = Guard::Gone;
+        let token = setup.rules.token.then_some(held.token);
+        let command = Command::Release {
+            name: held.name,
+            token,
+        };
+        self.link.push(command, held.owner, held.call, false);
+        if !setup.rules.gate {
+            self.holds.remove(index);
+        }
+    }
+
+    pub(crate) fn renew(&mut self, index: usize, setup: &Setup) {
+        let held = &mut self.holds[index];
+        held.renewal = Renewal::Asked;
+        let token = setup.rules.token.then_some(held.token);
+        let command = Command::Renew {
+            name: held.name,
+            token,
+        };
+        self.link.push(command, held.owner, held.call, false);
+    }
+
+    /// A lease counts from the last sending: a copy sent again starts it anew.
+    pub(crate) fn note_sending(&mut self, index: usize, setup: &Setup) {
+        let request = &self.link.pending[index].request;
+        match request.command {
+            Command::Acquire { .. } => {
+                let mut calls = self.calls.iter_mut();
+                if let Some(call) = calls.find(|call| call.number == request.call) {
+                    call.asked_lease = setup.size.lease;
+                }
+            }
+            Command::Renew { .. } => {
+                let mut holds = self.holds.iter_mut();
+                if let Some(held) = holds.find(|held| held.call == request.call) {
+                    held.asked_lease = setup.size.lease;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    // Replies on the session connection.
+
+    /// A reply to EVENTS.
+    pub(crate) fn hear(&mut self, life: u8, events: Vec<Event>, setup: &Setup) {
+        self.link.confirmed = self.link.asked_grace;
+        if life != self.link.life {
+            self.begin_life(life, setup);
+        }
+        for held in &mut self.holds {
+            // A validity that has ended never begins again.
+            if held.life == life && held.grace > 0 {
+                held.grace = self.link.confirmed;
+            }
+        }
+        for event in events {
+            if event.seq > self.link.seq {
+                self.link.seq = event.seq;
+                let lease = if setup.rules.grant_since_before {
+                    self.link.told_lease
+                } else {
+                    self.link.asked_lease
+                };
+                self.take_event(event, lease, setup);
+            }
+        }
+        self.link.told_lease = self.link.asked_lease;
+        self.go_on(setup);
+    }
+
+    /// In another life of the session each hold is renewed, and each wait asked for again.
+    fn begin_life(&mut self, life: u8, setup: &Setup) {
+        (self.link.life, self.link.seq, self.link.told_lease) = (life, 0, 0);
+        for held in &mut self.holds {
+            if held.renewal == Renewal::None {
+                held.renewal = Renewal::Needed; // one not answered yet is sent again anyway
+            }
+        }
+        for index in 0..self.calls.len() {
+            let call = &mut self.calls[index];
+            call.kept.clear(); // of an earlier life
+            match call.phase {
+                // The reply to its ACQUIRE has told of this life before EVENTS did.
+                Phase::Waiting { life: of_wait, .. }
+                    if of_wait == life && setup.rules.queued_life => {}
+                Phase::Waiting { .. } => self.ask(index),
+                _ => {}
+            }
+        }
+    }
+
+    /// After an EVENTS reply: somebody listens to the session.
+    fn go_on(&mut self, setup: &Setup) {
+        for index in 0..self.calls.len() {
+            if self.calls[index].phase == Phase::Refused {
+                self.ask(index);
+            }
+        }
+        for index in 0..self.holds.len() {
+            if self.holds[index].must_renew(setup) {
+                self.renew(index, setup);
+            }
+        }
+    }
+
+    /// `lease`: ticks left of a lease that began when it had not been granted yet.
+    fn take_event(&mut self, event: Event, lease: u8, setup: &Setup) {
+        let subject = (event.owner, event.name);
+        if event.kind == Kind::Lost {
+            let mut holds = self.holds.iter_mut();
+            let is_it =
+                |held: &&mut Held| (held.owner, held.name) == subject && held.token == event.token;
+            if let Some(held) = holds.find(is_it) {
+                held.guard = Guard::Lost;
+                return;
+            }
+        }
+        let mut calls = self.calls.iter();
+        let Some(index) = calls.position(|call| (call.owner, call.name) == subject) else {
+            return;
+        };
+        let call = &mut self.calls[index];
+        match (event.kind, &call.phase) {
+            // The reply may be under way: a hold can be lost before its client has heard of it.
+            (Kind::Lost, Phase::Asked) if setup.rules.keep_losses => call.kept.push(event),
+            (Kind::Lost, _) => {}
+            (_, Phase::Asked) if setup.rules.keep_events => call.kept.push(event),
+            (_, Phase::Waiting { seq, life }) => {
+                let is_its_own = *life == self.link.life && event.seq > *seq;
+                if is_its_own || !setup.rules.compare_seq {
+                    self.end_wait(index, &event, lease);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn end_wait(&mut self, index: usize, event: &Event, lease: u8) {
+        if event.call != self.calls[index].number {
+            self.violation = Some("an event is taken for that of another wait");
+        }
+        match event.kind {
+            Kind::Granted => {
+                let lease = lease.max(self.calls[index].asked_lease);
+                self.hold(index, event.token, lease, false);
+            }
+            Kind::Left => self.ask(index),
+            // The call ends: not acquired.
+            Kind::Timeout | Kind::Lost => drop(self.calls.remove(index)),
+        }
+    }
+
+    /// The call ends with a guard.
+    fn hold(&mut self, index: usize, token: u8, lease: u8, is_lost: bool) {
+        let call = self.calls.remove(index);
+        self.holds.push(Held {
+            call: call.number,
+            owner: call.owner,
+            name: call.name,
+            token,
+            life: self.link.life,
+            lease,
+            grace: self.link.confirmed,
+            guard: if is_lost { Guard::Lost } else { Guard::There },
+            renewal: Renewal::None,
+            asked_lease: 0,
+        });
+        self.holds.sort_by_key(|held| (held.owner, held.name));
+    }
+
+    // Replies on the command connection.
+
+    /// The reply to the first command without an answer.
+    pub(crate) fn hear_reply(&mut self, reply: &Reply, setup: &Setup) {
+        let request = self.link.take_answered().request;
+        match request.command {
+            Command::Acquire { .. } => self.hear_acquire(request.call, reply, setup),
+            Command::Release { .. } => {
+                let is_it = |held: &Held| held.guard == Guard::Gone && held.call == request.call;
+                self.holds.retain(|held| !is_it(held));
+                let is_undone = |call: &Call| call.phase == Phase::Undoing;
+                self.calls
+                    .retain(|call| !(is_undone(call) && call.number == request.call));
+            }
+            Command::Renew { .. } => self.hear_renew(request.call, reply, setup),
+            Command::Cancel { .. } => {}
+        }
+    }
+
+    fn hear_acquire(&mut self, number: u8, reply: &Reply, setup: &Setup) {
+        let is_it = |call: &Call| call.number == number && call.phase == Phase::Asked;
+        let Some(index) = self.calls.iter().position(is_it) else {
+            return; // it is being undone
+        };
+        let kept = mem::take(&mut self.calls[index].kept);
+        match *reply {
+            Reply::Held { token } => {
+                let is_its_loss = |event: &Event| event.kind == Kind::Lost && event.token == token;
+                let is_lost = kept.iter().any(is_its_loss);
+                self.hold(index, token, self.calls[index].asked_lease, is_lost);
+            }
+            Reply::Queued { seq, life } => {
+                let life = if setup.rules.queued_life {
+                    life
+                } else {
+                    self.link.life
+                };
+                self.calls[index].phase = Phase::Waiting { seq, life };
+                for event in kept {
+                    self.take_event(event, 0, setup); // in their order
+                }
+            }
+            _ => self.calls[index].phase = Phase::Refused,
+        }
+    }
+
+    fn hear_renew(&mut self, call: u8, reply: &Reply, setup: &Setup) {
+        let is_it = |held: &&mut Held| held.call == call && held.guard != Guard::Gone;
+        let Some(held) = self.holds.iter_mut().find(is_it) else {
+            return;
+        };
+        held.renewal = Renewal::None;
+        match reply {
+            Reply::Done(true) if held.says_held(setup) => {
+                (held.lease, held.life) = (held.asked_lease, self.link.life);
+                held.grace = self.link.confirmed;
+            }
+            Reply::Done(true) => {} // too late: the guard has said that it is lost
+            Reply::NoSession => held.renewal = Renewal::Needed,
+            _ => held.guard = Guard::Lost,
+        }
+    }
+
+    // Time and connections.
+
+    /// Whether something goes on only after the next EVENTS reply.
+    pub(crate) fn needs_events(&self, setup: &Setup) -> bool {
+        self.link.binding == Binding::Closed
+            || self.calls.iter().any(|call| call.phase == Phase::Refused)
+            || self.holds.iter().any(|held| held.must_renew(setup))
+    }
+
+    pub(crate) fn tick(&mut self) {
+        self.link.tick();
+        let calls = self.calls.iter_mut().map(|call| &mut call.asked_lease);
+        let holds = self.holds.iter_mut();
+        let holds =
+            holds.flat_map(|held| [&mut held.lease, &mut held.grace, &mut held.asked_lease]);
+        calls
+            .chain(holds)
+            .for_each(|ticks| *ticks = ticks.saturating_sub(1));
+    }
+
+    /// The command connection is replaced: all without an answer is sent again, in order.
+    pub(crate) fn send_again(&mut self, setup: &Setup) {
+        self.link.sent = 0;
+        if !setup.rules.undo_until_answered {
+            self.link.pending.retain(|pending| !pending.is_undo);
+            self.calls.retain(|call| call.phase != Phase::Undoing);
+        }
+    }
+}

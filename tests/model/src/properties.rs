@@ -1,0 +1,189 @@
+//! The properties: some states must never be reached, and nothing may be left over once the faults
+//! have ended.
+
+use crate::acts::Act;
+use crate::client::{Held, Phase, Renewal};
+use crate::server::PROMOTED;
+use crate::setup::{Budget, Setup};
+use crate::world::{DEPOSED, PRIMARY, World};
+
+/// Steps without a fault after which a run is called endless.
+const STEPS_MAX: usize = 300;
+
+impl World {
+    /// A property that this state breaks.
+    pub(crate) fn violation(&self, setup: &Setup) -> Option<&'static str> {
+        let of_servers = self.servers.iter().find_map(|server| server.violation);
+        let of_clients = self.clients.iter().find_map(|client| client.violation);
+        let of_locks = self
+            .servers
+            .iter()
+            .find_map(|server| Self::of_locks(&server.locks));
+        of_servers
+            .or(of_clients)
+            .or(of_locks)
+            .or_else(|| self.of_guards(setup))
+    }
+
+    /// P1: one owner, and nobody waits for a lock that it could have.
+    fn of_locks(locks: &crate::locks::Locks) -> Option<&'static str> {
+        let is_shared = |pair: &[crate::locks::Hold]| pair[0].name == pair[1].name;
+        if locks.holds.windows(2).any(is_shared) {
+            return Some("P1: two owners hold one lock");
+        }
+        let is_free = |name: u8| locks.holds.iter().all(|hold| hold.name != name);
+        if locks.waits.iter().any(|wait| is_free(wait.name)) {
+            return Some("a waiter waits for a free lock");
+        }
+        None
+    }
+
+    /// P2: a guard that says held is right.
+    fn of_guards(&self, setup: &Setup) -> Option<&'static str> {
+        let mut guards = self.clients.iter().flat_map(|client| &client.holds);
+        let is_wrong = |held: &&Held| held.says_held(setup) && !self.may_say_held(held);
+        guards
+            .find(is_wrong)
+            .map(|_| "P2: a guard says held, and the server has ended its hold")
+    }
+
+    fn may_say_held(&self, held: &Held) -> bool {
+        let server = &self.servers[PRIMARY];
+        // Not promised: asynchronous replication can lose what the deposed primary granted.
+        let is_of_deposed = server.lives >= PROMOTED && held.life <= PROMOTED;
+        self.is_there(held) || is_of_deposed || server.excused.contains(&held.token)
+    }
+
+    /// Whether the server has the hold of this guard.
+    fn is_there(&self, held: &Held) -> bool {
+        let found = self.servers[PRIMARY].locks.hold(held.name, held.owner);
+        found.is_some_and(|hold| hold.token == held.token)
+    }
+
+    /// From here on there is no fault and no new call, everything arrives, guards are unlocked, and
+    /// *no time passes*: a lease or a grace that ends must not be needed. Then nothing may be left
+    /// over. The steps that it took are put behind `log`.
+    pub(crate) fn drain(&mut self, setup: &Setup, log: &mut Vec<Act>) -> Option<&'static str> {
+        self.left = Budget {
+            calls: 0,
+            ..Budget::default()
+        };
+        for _ in 0..STEPS_MAX {
+            let ordered = self
+                .acts(setup)
+                .into_iter()
+                .filter_map(|act| Some((self.rank(act, setup)?, act)));
+            let Some((rank, act)) = ordered.min_by_key(|(rank, _)| *rank) else {
+                if self.release_inherited(setup) {
+                    continue;
+                }
+                return self.left_over();
+            };
+            if rank == Rank::Program && self.guard_was_not_told(setup) {
+                return Some("a guard is never told that its hold is lost");
+            }
+            log.push(act);
+            self.act(act, setup);
+            if let Some(violation) = self.violation(setup) {
+                return Some(violation);
+            }
+        }
+        Some("no end without faults")
+    }
+
+    /// Whether an act belongs to a run without faults, and which goes first.
+    fn rank(&self, act: Act, setup: &Setup) -> Option<Rank> {
+        let rank = match act {
+            Act::Answer(_) => Rank::Answer,
+            Act::Arrive(i) if self.connections[i].is_open_at_client => Rank::Arrive,
+            Act::ClientNotices(_) => Rank::ClientNotices,
+            Act::Arrive(_) => Rank::Late,
+            Act::GiveUp(i) if self.connections[i].server == DEPOSED => Rank::Late,
+            Act::ServerNotices(_) => Rank::ServerNotices,
+            Act::EndBlock(i) if self.clients[self.connections[i].client].needs_events(setup) => {
+                Rank::EndBlock
+            }
+            Act::Unlock { .. } | Act::ContenderReleases(_) => Rank::Program,
+            _ => return None,
+        };
+        Some(rank)
+    }
+
+    /// A failover may have lost the RELEASE of a hold. Its lease ends it: that much is promised.
+    fn release_inherited(&mut self, setup: &Setup) -> bool {
+        let server = &mut self.servers[PRIMARY];
+        let inherited = server
+            .locks
+            .holds
+            .iter()
+            .find(|hold| server.is_inherited(hold))
+            .cloned();
+        if let Some(hold) = &inherited {
+            server.end(hold, false, setup);
+            self.settle();
+        }
+        inherited.is_some()
+    }
+
+    /// All is quiet, and a guard says held although its hold has ended: it will say so to its end.
+    fn guard_was_not_told(&self, setup: &Setup) -> bool {
+        let mut guards = self.clients.iter().flat_map(|client| &client.holds);
+        guards.any(|held| {
+            held.says_held(setup) && held.renewal != Renewal::Asked && !self.is_there(held)
+        })
+    }
+
+    fn left_over(&self) -> Option<&'static str> {
+        let server = &self.servers[PRIMARY];
+        let mut calls = self.clients.iter().flat_map(|client| &client.calls);
+        let is_listened_to = |session: &crate::server::Session| {
+            let client = session.client.map(|client| &self.clients[client]);
+            client.is_some_and(|client| session.connection == Some(client.link.epoch))
+        };
+        let has_events = |session: &crate::server::Session| !session.events.is_empty();
+        let left = [
+            (
+                calls.any(|call| call.phase != Phase::Undoing),
+                "a call is never told",
+            ),
+            (
+                self.clients
+                    .iter()
+                    .any(|c| !c.calls.is_empty() || !c.holds.is_empty()),
+                "a release or an undo never ends",
+            ),
+            (
+                !server.locks.waits.is_empty(),
+                "a waiter is left in the queue",
+            ),
+            (
+                !server.locks.holds.is_empty(),
+                "a hold is left until its lease or session ends",
+            ),
+            (
+                !server.sessions.iter().all(is_listened_to),
+                "a session is left to which no client listens",
+            ),
+            (
+                server.sessions.iter().any(has_events),
+                "an event is left that is never acknowledged",
+            ),
+        ];
+        left.into_iter()
+            .find(|(is_left, _)| *is_left)
+            .map(|(_, what)| what)
+    }
+}
+
+/// In a run without faults, the order in which acts are carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Answer,
+    Arrive,
+    ClientNotices,
+    /// A message on a connection that its client has given up.
+    Late,
+    ServerNotices,
+    EndBlock,
+    Program,
+}
