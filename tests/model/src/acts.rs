@@ -1,7 +1,7 @@
 //! The steps: which may come next, and how each changes the world.
 
 use crate::client::{Client, Guard, Phase, Renewal};
-use crate::message::{CONTENDER, Kind};
+use crate::message::{CONTENDER, Kind, Subject};
 use crate::setup::Setup;
 use crate::world::{Connection, DEPOSED, PRIMARY, World};
 
@@ -24,8 +24,7 @@ pub(crate) enum Act {
     EndBlock(usize),
     Lock {
         client: usize,
-        owner: u8,
-        name: u8,
+        subject: Subject,
     },
     Drop {
         client: usize,
@@ -87,10 +86,10 @@ impl World {
         };
         let program = &mut self.clients[client];
         match act {
-            Act::Lock { owner, name, .. } => {
+            Act::Lock { subject, .. } => {
                 self.left.calls -= 1;
                 self.calls += 1;
-                program.lock(owner, name, self.calls);
+                program.lock(subject, self.calls);
             }
             Act::Drop { call, .. } => {
                 self.left.drops -= 1;
@@ -141,7 +140,7 @@ impl World {
                 server.locks.contend(name, setup);
             }
             Act::ContenderReleases(name) => {
-                if let Some(hold) = server.locks.hold(name, CONTENDER).cloned() {
+                if let Some(hold) = server.locks.hold(setup.contender(name)).cloned() {
                     server.end(&hold, false, setup);
                 }
             }
@@ -188,14 +187,11 @@ impl World {
     fn acts_of_client(&self, client: usize, setup: &Setup, acts: &mut Vec<Act>) {
         let program = &self.clients[client];
         if self.left.calls > 0 {
-            for owner in setup.owners_of(client) {
-                let free = (0..setup.size.names).filter(|name| !program.is_busy(owner, *name));
-                acts.extend(free.map(|name| Act::Lock {
-                    client,
-                    owner,
-                    name,
-                }));
-            }
+            let free = setup
+                .subjects(client)
+                .into_iter()
+                .filter(|subject| !program.is_busy(*subject));
+            acts.extend(free.map(|subject| Act::Lock { client, subject }));
         }
         if self.left.drops > 0 {
             let calls = program.calls.iter().enumerate();
@@ -228,20 +224,23 @@ impl World {
         }
         let locks = &server.locks;
         for name in 0..setup.size.names {
-            let holds = locks.hold(name, CONTENDER).is_some();
-            let is_its_wait =
-                |wait: &crate::locks::Wait| (wait.name, wait.owner) == (name, CONTENDER);
+            let holds = locks.hold(setup.contender(name)).is_some();
+            let waits = locks
+                .waits
+                .iter()
+                .any(|wait| wait.subject == setup.contender(name));
             if holds {
                 acts.push(Act::ContenderReleases(name));
-            } else if left.plain > 0 && !locks.waits.iter().any(is_its_wait) {
+            } else if left.plain > 0 && !waits {
                 acts.push(Act::ContenderTakes(name));
             }
-            if left.breaks > 0 && locks.holds.iter().any(|hold| hold.name == name) {
+            if left.breaks > 0 && locks.holds.iter().any(|hold| hold.subject.name == name) {
                 acts.push(Act::Break(name));
             }
         }
         if left.timeouts > 0 {
-            let waits = (0..locks.waits.len()).filter(|i| locks.waits[*i].owner != CONTENDER);
+            let waits =
+                (0..locks.waits.len()).filter(|i| locks.waits[*i].subject.owner != CONTENDER);
             acts.extend(waits.map(Act::Timeout));
         }
         if left.overflows > 0 {

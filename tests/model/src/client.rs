@@ -3,7 +3,7 @@
 use std::mem;
 
 use crate::link::{Binding, Link};
-use crate::message::{Command, Event, Kind, Reply};
+use crate::message::{Command, Event, Kind, Reply, Subject};
 use crate::setup::Setup;
 
 /// How far a call of `lock()` has come.
@@ -22,8 +22,7 @@ pub(crate) enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Call {
     pub(crate) number: u8,
-    pub(crate) owner: u8,
-    pub(crate) name: u8,
+    pub(crate) subject: Subject,
     pub(crate) phase: Phase,
     /// Ticks left of a lease that began when ACQUIRE was last sent.
     asked_lease: u8,
@@ -53,8 +52,7 @@ pub(crate) enum Renewal {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Held {
     pub(crate) call: u8,
-    pub(crate) owner: u8,
-    pub(crate) name: u8,
+    pub(crate) subject: Subject,
     pub(crate) token: u8,
     /// The life of the session in which the hold was last confirmed.
     pub(crate) life: u8,
@@ -92,18 +90,18 @@ pub(crate) struct Client {
 impl Client {
     // Steps of the program.
 
-    /// Whether a call of this owner for this name has to wait for an earlier one of its own.
-    pub(crate) fn is_busy(&self, owner: u8, name: u8) -> bool {
-        let calls = self.calls.iter().map(|call| (call.owner, call.name));
-        let mut all = calls.chain(self.holds.iter().map(|held| (held.owner, held.name)));
-        all.any(|subject| subject == (owner, name))
+    /// Whether a call has to wait for an earlier one of its own owner, for the same lock and mode.
+    pub(crate) fn is_busy(&self, subject: Subject) -> bool {
+        let calls = self.calls.iter().map(|call| call.subject);
+        calls
+            .chain(self.holds.iter().map(|held| held.subject))
+            .any(|other| other == subject)
     }
 
-    pub(crate) fn lock(&mut self, owner: u8, name: u8, number: u8) {
+    pub(crate) fn lock(&mut self, subject: Subject, number: u8) {
         self.calls.push(Call {
             number,
-            owner,
-            name,
+            subject,
             phase: Phase::Asked,
             asked_lease: 0,
             kept: vec![],
@@ -114,8 +112,8 @@ impl Client {
     fn ask(&mut self, index: usize) {
         let call = &mut self.calls[index];
         call.phase = Phase::Asked;
-        let command = Command::Acquire { name: call.name };
-        self.link.push(command, call.owner, call.number, false);
+        self.link
+            .push(Command::Acquire, call.subject, call.number, false);
     }
 
     /// The future is dropped, or its time is up.
@@ -126,13 +124,12 @@ impl Client {
             self.calls.remove(index);
             return;
         }
-        let (name, owner, number) = (call.name, call.owner, call.number);
+        let (subject, number) = (call.subject, call.number);
         (call.phase, call.asked_lease) = (Phase::Undoing, 0);
         call.kept.clear();
+        self.link.push(Command::Cancel, subject, number, true);
         self.link
-            .push(Command::Cancel { name }, owner, number, true);
-        self.link
-            .push(Command::Release { name, token: None }, owner, number, true);
+            .push(Command::Release { token: None }, subject, number, true);
         if !setup.rules.gate {
             self.calls.remove(index);
         }
@@ -147,11 +144,8 @@ impl Client {
         }
         held.guard = Guard::Gone;
         let token = setup.rules.token.then_some(held.token);
-        let command = Command::Release {
-            name: held.name,
-            token,
-        };
-        self.link.push(command, held.owner, held.call, false);
+        let command = Command::Release { token };
+        self.link.push(command, held.subject, held.call, false);
         if !setup.rules.gate {
             self.holds.remove(index);
         }
@@ -161,18 +155,15 @@ impl Client {
         let held = &mut self.holds[index];
         held.renewal = Renewal::Asked;
         let token = setup.rules.token.then_some(held.token);
-        let command = Command::Renew {
-            name: held.name,
-            token,
-        };
-        self.link.push(command, held.owner, held.call, false);
+        let command = Command::Renew { token };
+        self.link.push(command, held.subject, held.call, false);
     }
 
     /// A lease counts from the last sending: a copy sent again starts it anew.
     pub(crate) fn note_sending(&mut self, index: usize, setup: &Setup) {
         let request = &self.link.pending[index].request;
         match request.command {
-            Command::Acquire { .. } => {
+            Command::Acquire => {
                 let mut calls = self.calls.iter_mut();
                 if let Some(call) = calls.find(|call| call.number == request.call) {
                     call.asked_lease = setup.size.lease;
@@ -254,18 +245,17 @@ impl Client {
 
     /// `lease`: ticks left of a lease that began when it had not been granted yet.
     fn take_event(&mut self, event: Event, lease: u8, setup: &Setup) {
-        let subject = (event.owner, event.name);
+        let subject = event.subject;
         if event.kind == Kind::Lost {
             let mut holds = self.holds.iter_mut();
-            let is_it =
-                |held: &&mut Held| (held.owner, held.name) == subject && held.token == event.token;
+            let is_it = |held: &&mut Held| held.subject == subject && held.token == event.token;
             if let Some(held) = holds.find(is_it) {
                 held.guard = Guard::Lost;
                 return;
             }
         }
         let mut calls = self.calls.iter();
-        let Some(index) = calls.position(|call| (call.owner, call.name) == subject) else {
+        let Some(index) = calls.position(|call| call.subject == subject) else {
             return;
         };
         let call = &mut self.calls[index];
@@ -304,8 +294,7 @@ impl Client {
         let call = self.calls.remove(index);
         self.holds.push(Held {
             call: call.number,
-            owner: call.owner,
-            name: call.name,
+            subject: call.subject,
             token,
             life: self.link.life,
             lease,
@@ -314,7 +303,7 @@ impl Client {
             renewal: Renewal::None,
             asked_lease: 0,
         });
-        self.holds.sort_by_key(|held| (held.owner, held.name));
+        self.holds.sort_by_key(|held| held.subject);
     }
 
     // Replies on the command connection.
@@ -323,7 +312,7 @@ impl Client {
     pub(crate) fn hear_reply(&mut self, reply: &Reply, setup: &Setup) {
         let request = self.link.take_answered().request;
         match request.command {
-            Command::Acquire { .. } => self.hear_acquire(request.call, reply, setup),
+            Command::Acquire => self.hear_acquire(request.call, reply, setup),
             Command::Release { .. } => {
                 let is_it = |held: &Held| held.guard == Guard::Gone && held.call == request.call;
                 self.holds.retain(|held| !is_it(held));
@@ -332,7 +321,7 @@ impl Client {
                     .retain(|call| !(is_undone(call) && call.number == request.call));
             }
             Command::Renew { .. } => self.hear_renew(request.call, reply, setup),
-            Command::Cancel { .. } => {}
+            Command::Cancel => {}
         }
     }
 
@@ -359,7 +348,8 @@ impl Client {
                     self.take_event(event, 0, setup); // in their order
                 }
             }
-            _ => self.calls[index].phase = Phase::Refused,
+            Reply::NoSession => self.calls[index].phase = Phase::Refused,
+            _ => drop(self.calls.remove(index)), // the call ends with an error
         }
     }
 

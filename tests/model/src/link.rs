@@ -1,6 +1,6 @@
 //! A client's two connections to a server: the session's, and the one for commands.
 
-use crate::message::{Command, Request};
+use crate::message::{Command, Request, Subject};
 
 /// A command without an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -51,10 +51,10 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn push(&mut self, command: Command, owner: u8, call: u8, is_undo: bool) {
+    pub(crate) fn push(&mut self, command: Command, subject: Subject, call: u8, is_undo: bool) {
         let request = Request {
             command,
-            owner,
+            subject,
             call,
         };
         self.pending.push(Pending { request, is_undo });

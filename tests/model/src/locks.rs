@@ -1,12 +1,11 @@
 //! The locks of one server: holds and queues. No sessions, no connections.
 
-use crate::message::{CONTENDER, Kind};
+use crate::message::{Kind, Mode, Subject};
 use crate::setup::Setup;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Hold {
-    pub(crate) name: u8,
-    pub(crate) owner: u8,
+    pub(crate) subject: Subject,
     pub(crate) token: u8,
     /// Ticks until the lease ends.
     pub(crate) left: u8,
@@ -17,8 +16,7 @@ pub(crate) struct Hold {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Wait {
-    pub(crate) name: u8,
-    pub(crate) owner: u8,
+    pub(crate) subject: Subject,
     pub(crate) life: u8,
     pub(crate) call: u8,
 }
@@ -28,19 +26,23 @@ pub(crate) struct Wait {
 pub(crate) struct Notice {
     pub(crate) life: u8,
     pub(crate) kind: Kind,
-    pub(crate) name: u8,
-    pub(crate) owner: u8,
+    pub(crate) subject: Subject,
     pub(crate) token: u8,
     pub(crate) call: u8,
 }
 
 impl Hold {
+    /// Any number of readers, or one owner.
+    pub(crate) fn keeps_out(&self, subject: Subject) -> bool {
+        let are_readers = self.subject.mode == Mode::Read && subject.mode == Mode::Read;
+        self.subject.name == subject.name && !are_readers
+    }
+
     pub(crate) fn lost(&self) -> Notice {
         Notice {
             life: self.life,
             kind: Kind::Lost,
-            name: self.name,
-            owner: self.owner,
+            subject: self.subject,
             token: self.token,
             call: self.call,
         }
@@ -52,8 +54,7 @@ impl Wait {
         Notice {
             life: self.life,
             kind,
-            name: self.name,
-            owner: self.owner,
+            subject: self.subject,
             token,
             call: self.call,
         }
@@ -67,44 +68,67 @@ pub(crate) struct Locks {
     pub(crate) waits: Vec<Wait>,
     /// The last token. It survives restarts.
     pub(crate) tokens: u8,
+    /// For the checks: a grant that was not in order.
+    pub(crate) violation: Option<&'static str>,
 }
 
 impl Locks {
-    pub(crate) fn hold(&self, name: u8, owner: u8) -> Option<&Hold> {
-        let is_it = |hold: &&Hold| (hold.name, hold.owner) == (name, owner);
-        self.holds.iter().find(is_it)
+    pub(crate) fn hold(&self, subject: Subject) -> Option<&Hold> {
+        self.holds.iter().find(|hold| hold.subject == subject)
     }
 
-    /// Whether `wait` can be granted, with the first `before` waits ahead of it.
-    pub(crate) fn may_enter(&self, wait: &Wait, before: usize) -> bool {
-        let is_held = self.holds.iter().any(|hold| hold.name == wait.name);
-        let is_queued = self.waits[..before].iter().any(|w| w.name == wait.name);
-        !is_held && !is_queued
+    /// Whether `wait` can be granted, with the first `ahead` waits before it.
+    pub(crate) fn may_enter(&self, wait: &Wait, ahead: usize, setup: &Setup) -> bool {
+        // A writer reads past the queue: those in it wait for its WRITE as well.
+        let is_writer = self.is_writer(wait.subject);
+        let is_kept_out = self.holds.iter().any(|hold| hold.keeps_out(wait.subject));
+        let is_queued = setup.rules.fifo && self.is_behind(wait, ahead);
+        is_writer || !is_kept_out && !is_queued
     }
 
-    /// Makes the lock the waiter's. The new token.
-    pub(crate) fn grant(&mut self, wait: &Wait, setup: &Setup) -> u8 {
+    /// Whether this is READ of an owner who holds WRITE.
+    fn is_writer(&self, Subject { name, owner, mode }: Subject) -> bool {
+        let write = Subject {
+            name,
+            owner,
+            mode: Mode::Write,
+        };
+        mode == Mode::Read && self.hold(write).is_some()
+    }
+
+    /// Whether one of the first `ahead` waits is for the same lock.
+    fn is_behind(&self, wait: &Wait, ahead: usize) -> bool {
+        let mut waits = self.waits[..ahead].iter();
+        waits.any(|other| other.subject.name == wait.subject.name)
+    }
+
+    /// Makes the lock the waiter's, past the first `ahead` waits. The new token.
+    pub(crate) fn grant(&mut self, wait: &Wait, ahead: usize, setup: &Setup) -> u8 {
+        if self.is_behind(wait, ahead) && !self.is_writer(wait.subject) {
+            self.violation = Some("a grant overtakes an earlier waiter");
+        }
         self.tokens += 1;
         self.holds.push(Hold {
-            name: wait.name,
-            owner: wait.owner,
+            subject: wait.subject,
             token: self.tokens,
             left: setup.size.lease,
             life: wait.life,
             call: wait.call,
         });
-        self.holds.sort_by_key(|hold| (hold.name, hold.owner));
+        self.holds.sort_by_key(|hold| hold.subject);
         self.tokens
     }
 
     /// Grants every waiter that can be granted now, in order.
     pub(crate) fn pass_on(&mut self, setup: &Setup) -> Vec<Notice> {
         let mut notices = vec![];
-        let can =
-            |locks: &Self| (0..locks.waits.len()).find(|i| locks.may_enter(&locks.waits[*i], *i));
-        while let Some(i) = can(self) {
+        let next = |locks: &Self| {
+            let mut waits = locks.waits.iter().enumerate();
+            waits.position(|(i, wait)| locks.may_enter(wait, i, setup))
+        };
+        while let Some(i) = next(self) {
             let wait = self.waits.remove(i);
-            let token = self.grant(&wait, setup);
+            let token = self.grant(&wait, i, setup);
             notices.push(wait.ended(Kind::Granted, token));
         }
         notices
@@ -112,14 +136,15 @@ impl Locks {
 
     /// The contender takes the lock, or queues for it.
     pub(crate) fn contend(&mut self, name: u8, setup: &Setup) {
+        let subject = setup.contender(name);
         let wait = Wait {
-            name,
-            owner: CONTENDER,
+            subject,
             life: 0,
             call: 0,
         };
-        if self.may_enter(&wait, self.waits.len()) {
-            self.grant(&wait, setup);
+        let ahead = self.waits.len();
+        if self.may_enter(&wait, ahead, setup) {
+            self.grant(&wait, ahead, setup);
         } else {
             self.waits.push(wait);
         }

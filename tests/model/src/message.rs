@@ -7,24 +7,39 @@
 /// The owner of the contender that has a plain connection and no session.
 pub(crate) const CONTENDER: u8 = 99;
 
-/// A command of one owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Mode {
+    Plain,
+    Read,
+    Write,
+}
+
+/// Names a hold or a wait: there is one of each for an owner, a name and a mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Subject {
+    pub(crate) name: u8,
+    pub(crate) owner: u8,
+    pub(crate) mode: Mode,
+}
+
+/// A command about one subject.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Request {
     pub(crate) command: Command,
-    pub(crate) owner: u8,
+    pub(crate) subject: Subject,
     pub(crate) call: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Command {
-    /// `ACQUIRE name owner lease QUEUE 0 SESSION session ONCE`
-    Acquire { name: u8 },
-    /// `RELEASE name owner [TOKEN token]`
-    Release { name: u8, token: Option<u8> },
-    /// `RENEW name owner lease TOKEN token SESSION session`
-    Renew { name: u8, token: Option<u8> },
-    /// `CANCEL name owner`
-    Cancel { name: u8 },
+    /// `ACQUIRE name owner lease [READ | WRITE] QUEUE 0 SESSION session ONCE`
+    Acquire,
+    /// `RELEASE name owner [READ | WRITE] [TOKEN token]`
+    Release { token: Option<u8> },
+    /// `RENEW name owner lease [READ | WRITE] TOKEN token SESSION session`
+    Renew { token: Option<u8> },
+    /// `CANCEL name owner [READ | WRITE]`
+    Cancel,
 }
 
 /// A message to the server.
@@ -54,6 +69,8 @@ pub(crate) enum Reply {
         life: u8,
     },
     NoSession,
+    /// `WAITING` or `DEADLOCK`: the call ends with this error.
+    Refused,
     /// Of RELEASE, RENEW and CANCEL: whether there was something to do.
     Done(bool),
     Bound {
@@ -78,8 +95,7 @@ pub(crate) enum Kind {
 pub(crate) struct Event {
     pub(crate) seq: u8,
     pub(crate) kind: Kind,
-    pub(crate) name: u8,
-    pub(crate) owner: u8,
+    pub(crate) subject: Subject,
     pub(crate) token: u8,
     pub(crate) call: u8,
 }

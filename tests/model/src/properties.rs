@@ -3,7 +3,8 @@
 
 use crate::acts::Act;
 use crate::client::{Held, Phase, Renewal};
-use crate::server::PROMOTED;
+use crate::locks::{Hold, Locks, Wait};
+use crate::server::{PROMOTED, Session};
 use crate::setup::{Budget, Setup};
 use crate::world::{DEPOSED, PRIMARY, World};
 
@@ -25,17 +26,27 @@ impl World {
             .or_else(|| self.of_guards(setup))
     }
 
-    /// P1: one owner, and nobody waits for a lock that it could have.
-    fn of_locks(locks: &crate::locks::Locks) -> Option<&'static str> {
-        let is_shared = |pair: &[crate::locks::Hold]| pair[0].name == pair[1].name;
-        if locks.holds.windows(2).any(is_shared) {
+    /// P1: one owner, or readers; and nobody waits for a lock that it could have.
+    fn of_locks(locks: &Locks) -> Option<&'static str> {
+        let is_shared = |a: &Hold| {
+            let others = locks
+                .holds
+                .iter()
+                .filter(|b| b.subject.owner != a.subject.owner);
+            others.clone().any(|b| b.keeps_out(a.subject))
+        };
+        if locks.holds.iter().any(is_shared) {
             return Some("P1: two owners hold one lock");
         }
-        let is_free = |name: u8| locks.holds.iter().all(|hold| hold.name != name);
-        if locks.waits.iter().any(|wait| is_free(wait.name)) {
+        let is_first = |i: usize, name| locks.waits[..i].iter().all(|w| w.subject.name != name);
+        let could_have = |(i, wait): (usize, &Wait)| {
+            let is_kept_out = locks.holds.iter().any(|hold| hold.keeps_out(wait.subject));
+            is_first(i, wait.subject.name) && !is_kept_out
+        };
+        if locks.waits.iter().enumerate().any(could_have) {
             return Some("a waiter waits for a free lock");
         }
-        None
+        locks.violation
     }
 
     /// P2: a guard that says held is right.
@@ -56,7 +67,7 @@ impl World {
 
     /// Whether the server has the hold of this guard.
     fn is_there(&self, held: &Held) -> bool {
-        let found = self.servers[PRIMARY].locks.hold(held.name, held.owner);
+        let found = self.servers[PRIMARY].locks.hold(held.subject);
         found.is_some_and(|hold| hold.token == held.token)
     }
 
@@ -136,11 +147,11 @@ impl World {
     fn left_over(&self) -> Option<&'static str> {
         let server = &self.servers[PRIMARY];
         let mut calls = self.clients.iter().flat_map(|client| &client.calls);
-        let is_listened_to = |session: &crate::server::Session| {
+        let is_listened_to = |session: &Session| {
             let client = session.client.map(|client| &self.clients[client]);
             client.is_some_and(|client| session.connection == Some(client.link.epoch))
         };
-        let has_events = |session: &crate::server::Session| !session.events.is_empty();
+        let has_events = |session: &Session| !session.events.is_empty();
         let left = [
             (
                 calls.any(|call| call.phase != Phase::Undoing),

@@ -1,7 +1,7 @@
 //! The server: sessions, and what each command does.
 
 use crate::locks::{Hold, Locks, Notice, Wait};
-use crate::message::{Command, Event, Kind, Reply, Request};
+use crate::message::{Command, Event, Kind, Mode, Reply, Request, Subject};
 use crate::setup::Setup;
 
 /// Lives and tokens of a promoted server are larger.
@@ -75,43 +75,40 @@ impl Server {
     ) -> Reply {
         let Request {
             command,
-            owner,
+            subject,
             call,
         } = *request;
-        if let Command::Acquire { name }
-        | Command::Release { name, .. }
-        | Command::Renew { name, .. } = command
-        {
-            self.adopt(name, owner, call);
-        }
+        self.adopt(subject, call);
         match command {
-            Command::Acquire { name } => self.acquire(client, name, owner, call, setup),
-            Command::Release { name, token } => {
+            Command::Acquire => self.acquire(client, subject, call, setup),
+            Command::Release { token } => {
                 let is_bound = self.bound[client] == Some(connection);
-                self.release(name, owner, call, token, !is_bound, setup)
+                self.release(subject, call, token, !is_bound, setup)
             }
-            Command::Renew { name, token } => self.renew(client, name, owner, call, token, setup),
-            Command::Cancel { name } => self.cancel(name, owner, call, setup),
+            Command::Renew { token } => self.renew(client, subject, call, token, setup),
+            Command::Cancel => self.cancel(subject, call, setup),
         }
     }
 
-    fn adopt(&mut self, name: u8, owner: u8, call: u8) {
+    /// For the checks: an inherited hold becomes that of the call that finds it.
+    fn adopt(&mut self, subject: Subject, call: u8) {
         let is_promoted = self.lives >= PROMOTED;
-        let holds = self.locks.holds.iter_mut();
-        for hold in holds.filter(|hold| (hold.name, hold.owner) == (name, owner)) {
-            if is_promoted && hold.life == 0 {
-                hold.call = call;
-            }
+        let mut holds = self.locks.holds.iter_mut();
+        if let Some(hold) = holds.find(|hold| hold.subject == subject)
+            && is_promoted
+            && hold.life == 0
+        {
+            hold.call = call;
         }
     }
 
-    fn acquire(&mut self, client: usize, name: u8, owner: u8, call: u8, setup: &Setup) -> Reply {
+    fn acquire(&mut self, client: usize, subject: Subject, call: u8, setup: &Setup) -> Reply {
         let Some(session) = self.session(client).filter(|s| s.connection.is_some()) else {
             return Reply::NoSession;
         };
         let (life, seq) = (session.life, session.last_seq);
         let mut holds = self.locks.holds.iter_mut();
-        if let Some(hold) = holds.find(|hold| (hold.name, hold.owner) == (name, owner)) {
+        if let Some(hold) = holds.find(|hold| hold.subject == subject) {
             (hold.left, hold.life) = (setup.size.lease, life);
             let (token, hit) = (hold.token, hold.call);
             self.check_call(
@@ -122,7 +119,7 @@ impl Server {
             return Reply::Held { token };
         }
         let mut waits = self.locks.waits.iter_mut();
-        if let Some(wait) = waits.find(|wait| (wait.name, wait.owner) == (name, owner)) {
+        if let Some(wait) = waits.find(|wait| wait.subject == subject) {
             wait.life = life;
             let (taken_over, hit) = (wait.clone(), wait.call);
             self.check_call(
@@ -135,30 +132,44 @@ impl Server {
             }
             return Reply::Queued { seq, life };
         }
+        if self.would_wait_twice(subject) {
+            return Reply::Refused;
+        }
         let wait = Wait {
-            name,
-            owner,
+            subject,
             life,
             call,
         };
-        if self.locks.may_enter(&wait, self.locks.waits.len()) {
-            let token = self.locks.grant(&wait, setup);
+        let ahead = self.locks.waits.len();
+        if self.locks.may_enter(&wait, ahead, setup) {
+            let token = self.locks.grant(&wait, ahead, setup);
             return Reply::Held { token };
         }
         self.locks.waits.push(wait);
         Reply::Queued { seq, life }
     }
 
+    /// `WAITING`: an owner stands in a queue once. `DEADLOCK`: WRITE would wait for its own READ.
+    fn would_wait_twice(&self, Subject { name, owner, mode }: Subject) -> bool {
+        let mut waits = self.locks.waits.iter().map(|wait| wait.subject);
+        let read = Subject {
+            name,
+            owner,
+            mode: Mode::Read,
+        };
+        waits.any(|other| (other.name, other.owner) == (name, owner))
+            || mode == Mode::Write && self.locks.hold(read).is_some()
+    }
+
     fn release(
         &mut self,
-        name: u8,
-        owner: u8,
+        subject: Subject,
         call: u8,
         token: Option<u8>,
         is_told: bool,
         setup: &Setup,
     ) -> Reply {
-        let Some(hold) = self.named(name, owner, token) else {
+        let Some(hold) = self.named(subject, token) else {
             return Reply::Done(false);
         };
         self.check_call(
@@ -173,13 +184,12 @@ impl Server {
     fn renew(
         &mut self,
         client: usize,
-        name: u8,
-        owner: u8,
+        subject: Subject,
         call: u8,
         token: Option<u8>,
         setup: &Setup,
     ) -> Reply {
-        let Some(named) = self.named(name, owner, token) else {
+        let Some(named) = self.named(subject, token) else {
             return Reply::Done(false);
         };
         let Some(life) = self.listened_to(client) else {
@@ -196,23 +206,23 @@ impl Server {
         Reply::Done(true)
     }
 
-    fn cancel(&mut self, name: u8, owner: u8, call: u8, setup: &Setup) -> Reply {
-        let mut waits = self.locks.waits.iter();
-        let Some(i) = waits.position(|wait| (wait.name, wait.owner) == (name, owner)) else {
+    fn cancel(&mut self, subject: Subject, call: u8, setup: &Setup) -> Reply {
+        let is_it = |wait: &Wait| {
+            let same = (wait.subject.name, wait.subject.owner) == (subject.name, subject.owner);
+            same && (wait.subject.mode == subject.mode || !setup.rules.cancel_mode)
+        };
+        let Some(i) = self.locks.waits.iter().position(is_it) else {
             return Reply::Done(false);
         };
-        self.check_call(
-            self.locks.waits[i].call,
-            call,
-            "a CANCEL ends another wait than the one meant",
-        );
+        let hit = self.locks.waits[i].call;
+        self.check_call(hit, call, "a CANCEL ends another wait than the one meant");
         self.leave(i, Kind::Timeout, setup);
         Reply::Done(true)
     }
 
     /// The owner's hold, if it has one and, where a token is named, this one.
-    fn named(&self, name: u8, owner: u8, token: Option<u8>) -> Option<Hold> {
-        let hold = self.locks.hold(name, owner);
+    fn named(&self, subject: Subject, token: Option<u8>) -> Option<Hold> {
+        let hold = self.locks.hold(subject);
         hold.filter(|hold| token.is_none_or(|token| token == hold.token))
             .cloned()
     }
@@ -293,8 +303,7 @@ impl Server {
         let Notice {
             life,
             kind,
-            name,
-            owner,
+            subject,
             token,
             call,
         } = notice;
@@ -305,8 +314,7 @@ impl Server {
             session.events.push(Event {
                 seq,
                 kind,
-                name,
-                owner,
+                subject,
                 token,
                 call,
             });
@@ -334,7 +342,9 @@ impl Server {
     pub(crate) fn leave(&mut self, index: usize, kind: Kind, setup: &Setup) {
         let wait = self.locks.waits.remove(index);
         self.tell(wait.ended(kind, 0));
-        self.pass_on(setup);
+        if setup.rules.leave_lets_in {
+            self.pass_on(setup);
+        }
     }
 
     /// A session that nobody listens to ends with its last hold.
@@ -420,7 +430,7 @@ impl Server {
             .locks
             .holds
             .drain(..)
-            .partition(|hold| hold.name == name);
+            .partition(|hold| hold.subject.name == name);
         self.locks.holds = kept;
         let broken: Vec<Hold> = broken;
         for hold in broken {

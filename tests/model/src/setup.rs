@@ -1,6 +1,8 @@
 //! The bounds of a search: how many of everything, and how often each thing may happen; and the
 //! rules of the protocol that are in force.
 
+use crate::message::{CONTENDER, Mode, Subject};
+
 /// A struct of small numbers that are set by their names.
 macro_rules! numbers {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident = $value:literal,)* }) => {
@@ -67,6 +69,8 @@ numbers! {
         owners = 1,
         /// Names of locks.
         names = 1,
+        /// 1: the names are read-write locks.
+        read_write = 0,
         /// Length of a lease, in ticks.
         lease = 2,
         /// Length of the grace, in ticks.
@@ -118,6 +122,12 @@ rules! {
     keep_events,
     /// So are `lost` events.
     keep_losses,
+    /// A waiter and a newcomer enter only when nobody is before them.
+    fifo,
+    /// When a waiter leaves the queue, those that it held up are granted at once.
+    leave_lets_in,
+    /// CANCEL names the mode of the wait.
+    cancel_mode,
     /// EVENTS with a smaller EPOCH is refused.
     epoch,
     /// EVENTS answers at once if the life named by AFTER is not the session's.
@@ -190,10 +200,41 @@ impl Setup {
         0..self.size.clients.into()
     }
 
-    /// The owners of a client. No two clients share one.
-    pub(crate) fn owners_of(&self, client: usize) -> std::ops::Range<u8> {
-        let owners = self.size.owners;
-        let first = u8::try_from(client).map_or(0, |client| client * owners);
-        first..first + owners
+    /// All that the owners of a client may hold. No two clients share an owner.
+    pub(crate) fn subjects(&self, client: usize) -> Vec<Subject> {
+        let (client, owners) = (u8::try_from(client).expect("few"), self.size.owners);
+        let mut subjects = vec![];
+        for owner in client * owners..(client + 1) * owners {
+            for name in 0..self.size.names {
+                subjects.extend(
+                    self.modes()
+                        .iter()
+                        .map(|&mode| Subject { name, owner, mode }),
+                );
+            }
+        }
+        subjects
+    }
+
+    fn modes(&self) -> &'static [Mode] {
+        if self.size.read_write == 1 {
+            &[Mode::Read, Mode::Write]
+        } else {
+            &[Mode::Plain]
+        }
+    }
+
+    /// The contender's hold or wait. It never reads.
+    pub(crate) fn contender(&self, name: u8) -> Subject {
+        let mode = if self.size.read_write == 1 {
+            Mode::Write
+        } else {
+            Mode::Plain
+        };
+        Subject {
+            name,
+            owner: CONTENDER,
+            mode,
+        }
     }
 }

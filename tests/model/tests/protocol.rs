@@ -64,3 +64,13 @@ fn two_owners_of_a_client_may_wait_for_each_other() {
 fn two_clients_may_wait_for_each_other() {
     holds_within("--clients=2 --faulty=1 --calls=2 --cuts=1 --drops=1");
 }
+
+#[test]
+fn an_owner_may_read_and_write_while_connections_are_cut() {
+    holds_within("--read_write=1 --calls=2 --cuts=1 --drops=1 --plain=1");
+}
+
+#[test]
+fn readers_and_writers_enter_in_order() {
+    holds_within("--read_write=1 --owners=2 --calls=3 --drops=1 --timeouts=1");
+}
