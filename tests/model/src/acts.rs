@@ -1,7 +1,7 @@
 //! The steps: which may come next, and how each changes the world.
 
 use crate::client::{Client, Guard, Phase, Renewal};
-use crate::message::{CONTENDER, Kind, Subject};
+use crate::message::{CONTENDER, Command, Kind, Names, Reply, Subject, Up};
 use crate::setup::Setup;
 use crate::world::{Connection, DEPOSED, PRIMARY, World};
 
@@ -10,6 +10,8 @@ use crate::world::{Connection, DEPOSED, PRIMARY, World};
 pub(crate) enum Act {
     /// The next message of a connection reaches the server.
     Arrive(usize),
+    /// The next message of a connection is an ACQUIRE that the server answers with an error.
+    Refuse(usize),
     /// The next message of a connection reaches the client.
     Answer(usize),
     /// The server notices that the client has closed it. Messages still under way to it are gone.
@@ -56,6 +58,11 @@ impl World {
     pub(crate) fn act(&mut self, act: Act, setup: &Setup) {
         match act {
             Act::Arrive(i) => self.arrive(i, setup),
+            Act::Refuse(i) => {
+                self.left.errors -= 1;
+                self.connections[i].up.remove(0);
+                self.reply(i, Reply::Refused);
+            }
             Act::Answer(i) => self.answer(i, setup),
             Act::ServerNotices(i) => self.close_at_server(i, setup),
             Act::ClientNotices(i) => self.close_at_client(i, setup),
@@ -174,6 +181,10 @@ impl World {
         if c.is_open_at_server && !c.up.is_empty() {
             acts.push(Act::Arrive(i));
         }
+        let is_acquire = |up: &Up| matches!(up, Up::Request(r) if r.command == Command::Acquire);
+        if c.is_open_at_server && self.left.errors > 0 && c.up.first().is_some_and(is_acquire) {
+            acts.push(Act::Refuse(i));
+        }
         if c.is_open_at_client && !c.down.is_empty() {
             acts.push(Act::Answer(i));
         }
@@ -234,7 +245,12 @@ impl World {
             } else if left.plain > 0 && !waits {
                 acts.push(Act::ContenderTakes(name));
             }
-            if left.breaks > 0 && locks.holds.iter().any(|hold| hold.subject.name == name) {
+            if left.breaks > 0
+                && locks
+                    .holds
+                    .iter()
+                    .any(|hold| hold.subject.names == Names::one(name))
+            {
                 acts.push(Act::Break(name));
             }
         }

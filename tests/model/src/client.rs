@@ -3,7 +3,7 @@
 use std::mem;
 
 use crate::link::{Binding, Link};
-use crate::message::{Command, Event, Kind, Reply, Subject};
+use crate::message::{Command, Event, Kind, Reply, Request, Subject};
 use crate::setup::Setup;
 
 /// How far a call of `lock()` has come.
@@ -73,6 +73,11 @@ impl Held {
         self.guard == Guard::There && self.lease > 0 && in_session
     }
 
+    /// Whether this command was sent for it.
+    fn is_of(&self, request: &Request) -> bool {
+        (self.call, self.subject) == (request.call, request.subject)
+    }
+
     fn must_renew(&self, setup: &Setup) -> bool {
         self.renewal == Renewal::Needed && self.says_held(setup)
     }
@@ -95,7 +100,7 @@ impl Client {
         let calls = self.calls.iter().map(|call| call.subject);
         calls
             .chain(self.holds.iter().map(|held| held.subject))
-            .any(|other| other == subject)
+            .any(|other| other.meets(subject))
     }
 
     pub(crate) fn lock(&mut self, subject: Subject, number: u8) {
@@ -118,18 +123,26 @@ impl Client {
 
     /// The future is dropped, or its time is up.
     pub(crate) fn drop_call(&mut self, index: usize, setup: &Setup) {
-        let call = &mut self.calls[index];
-        let was_refused = call.phase == Phase::Refused;
-        if was_refused && !setup.rules.undo_refused {
+        if self.calls[index].phase == Phase::Refused && !setup.rules.undo_refused {
             self.calls.remove(index);
-            return;
+        } else {
+            self.undo(index, setup);
         }
+    }
+
+    /// Takes back what a copy of the call's ACQUIRE may have got. In order on one connection, and
+    /// without a token, since none is known.
+    fn undo(&mut self, index: usize, setup: &Setup) {
+        let call = &mut self.calls[index];
         let (subject, number) = (call.subject, call.number);
         (call.phase, call.asked_lease) = (Phase::Undoing, 0);
         call.kept.clear();
-        self.link.push(Command::Cancel, subject, number, true);
         self.link
-            .push(Command::Release { token: None }, subject, number, true);
+            .push(Command::Cancel, subject.first(), number, true);
+        for one in subject.each() {
+            self.link
+                .push(Command::Release { token: None }, one, number, true);
+        }
         if !setup.rules.gate {
             self.calls.remove(index);
         }
@@ -170,8 +183,8 @@ impl Client {
                 }
             }
             Command::Renew { .. } => {
-                let mut holds = self.holds.iter_mut();
-                if let Some(held) = holds.find(|held| held.call == request.call) {
+                let is_it = |held: &&mut Held| held.is_of(request);
+                if let Some(held) = self.holds.iter_mut().find(is_it) {
                     held.asked_lease = setup.size.lease;
                 }
             }
@@ -255,7 +268,7 @@ impl Client {
             }
         }
         let mut calls = self.calls.iter();
-        let Some(index) = calls.position(|call| call.subject == subject) else {
+        let Some(index) = calls.position(|call| call.subject.meets(subject)) else {
             return;
         };
         let call = &mut self.calls[index];
@@ -267,42 +280,51 @@ impl Client {
             (_, Phase::Waiting { seq, life }) => {
                 let is_its_own = *life == self.link.life && event.seq > *seq;
                 if is_its_own || !setup.rules.compare_seq {
-                    self.end_wait(index, &event, lease);
+                    self.end_wait(index, &event, lease, setup);
                 }
             }
             _ => {}
         }
     }
 
-    fn end_wait(&mut self, index: usize, event: &Event, lease: u8) {
+    fn end_wait(&mut self, index: usize, event: &Event, lease: u8, setup: &Setup) {
         if event.call != self.calls[index].number {
             self.violation = Some("an event is taken for that of another wait");
         }
         match event.kind {
             Kind::Granted => {
                 let lease = lease.max(self.calls[index].asked_lease);
-                self.hold(index, event.token, lease, false);
+                self.hold(index, event.token, lease, &[]);
             }
             Kind::Left => self.ask(index),
             // The call ends: not acquired.
+            Kind::Timeout if self.calls[index].subject.is_joint() && setup.rules.undo_timed_out => {
+                self.undo(index, setup);
+            }
             Kind::Timeout | Kind::Lost => drop(self.calls.remove(index)),
         }
     }
 
-    /// The call ends with a guard.
-    fn hold(&mut self, index: usize, token: u8, lease: u8, is_lost: bool) {
+    /// The call ends with a guard for each name. `kept`: events about it that were heard before.
+    fn hold(&mut self, index: usize, token: u8, lease: u8, kept: &[Event]) {
         let call = self.calls.remove(index);
-        self.holds.push(Held {
-            call: call.number,
-            subject: call.subject,
-            token,
-            life: self.link.life,
-            lease,
-            grace: self.link.confirmed,
-            guard: if is_lost { Guard::Lost } else { Guard::There },
-            renewal: Renewal::None,
-            asked_lease: 0,
-        });
+        for one in call.subject.each() {
+            let is_its = |event: &Event| (event.subject, event.token) == (one, token);
+            let is_lost = kept
+                .iter()
+                .any(|event| event.kind == Kind::Lost && is_its(event));
+            self.holds.push(Held {
+                call: call.number,
+                subject: one,
+                token,
+                life: self.link.life,
+                lease,
+                grace: self.link.confirmed,
+                guard: if is_lost { Guard::Lost } else { Guard::There },
+                renewal: Renewal::None,
+                asked_lease: 0,
+            });
+        }
         self.holds.sort_by_key(|held| held.subject);
     }
 
@@ -314,13 +336,13 @@ impl Client {
         match request.command {
             Command::Acquire => self.hear_acquire(request.call, reply, setup),
             Command::Release { .. } => {
-                let is_it = |held: &Held| held.guard == Guard::Gone && held.call == request.call;
-                self.holds.retain(|held| !is_it(held));
-                let is_undone = |call: &Call| call.phase == Phase::Undoing;
+                self.holds
+                    .retain(|held| held.guard != Guard::Gone || !held.is_of(&request));
+                let link = &self.link;
                 self.calls
-                    .retain(|call| !(is_undone(call) && call.number == request.call));
+                    .retain(|call| call.phase != Phase::Undoing || link.has(call.number));
             }
-            Command::Renew { .. } => self.hear_renew(request.call, reply, setup),
+            Command::Renew { .. } => self.hear_renew(&request, reply, setup),
             Command::Cancel => {}
         }
     }
@@ -333,9 +355,7 @@ impl Client {
         let kept = mem::take(&mut self.calls[index].kept);
         match *reply {
             Reply::Held { token } => {
-                let is_its_loss = |event: &Event| event.kind == Kind::Lost && event.token == token;
-                let is_lost = kept.iter().any(is_its_loss);
-                self.hold(index, token, self.calls[index].asked_lease, is_lost);
+                self.hold(index, token, self.calls[index].asked_lease, &kept);
             }
             Reply::Queued { seq, life } => {
                 let life = if setup.rules.queued_life {
@@ -349,12 +369,14 @@ impl Client {
                 }
             }
             Reply::NoSession => self.calls[index].phase = Phase::Refused,
-            _ => drop(self.calls.remove(index)), // the call ends with an error
+            // The call ends with an error.
+            _ if setup.rules.undo_failed => self.undo(index, setup),
+            _ => drop(self.calls.remove(index)),
         }
     }
 
-    fn hear_renew(&mut self, call: u8, reply: &Reply, setup: &Setup) {
-        let is_it = |held: &&mut Held| held.call == call && held.guard != Guard::Gone;
+    fn hear_renew(&mut self, request: &Request, reply: &Reply, setup: &Setup) {
+        let is_it = |held: &&mut Held| held.is_of(request) && held.guard != Guard::Gone;
         let Some(held) = self.holds.iter_mut().find(is_it) else {
             return;
         };

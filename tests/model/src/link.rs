@@ -66,6 +66,13 @@ impl Link {
         self.pending.remove(0)
     }
 
+    /// Whether a command of this call has no answer yet.
+    pub(crate) fn has(&self, call: u8) -> bool {
+        self.pending
+            .iter()
+            .any(|pending| pending.request.call == call)
+    }
+
     pub(crate) fn tick(&mut self) {
         let clocks = [
             &mut self.confirmed,

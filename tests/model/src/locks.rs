@@ -35,7 +35,8 @@ impl Hold {
     /// Any number of readers, or one owner.
     pub(crate) fn keeps_out(&self, subject: Subject) -> bool {
         let are_readers = self.subject.mode == Mode::Read && subject.mode == Mode::Read;
-        self.subject.name == subject.name && !are_readers
+        let is_its_own = self.subject.meets(subject);
+        self.subject.names.meets(subject.names) && !are_readers && !is_its_own
     }
 
     pub(crate) fn lost(&self) -> Notice {
@@ -54,7 +55,7 @@ impl Wait {
         Notice {
             life: self.life,
             kind,
-            subject: self.subject,
+            subject: self.subject.first(),
             token,
             call: self.call,
         }
@@ -79,42 +80,51 @@ impl Locks {
 
     /// Whether `wait` can be granted, with the first `ahead` waits before it.
     pub(crate) fn may_enter(&self, wait: &Wait, ahead: usize, setup: &Setup) -> bool {
-        // A writer reads past the queue: those in it wait for its WRITE as well.
-        let is_writer = self.is_writer(wait.subject);
-        let is_kept_out = self.holds.iter().any(|hold| hold.keeps_out(wait.subject));
-        let is_queued = setup.rules.fifo && self.is_behind(wait, ahead);
-        is_writer || !is_kept_out && !is_queued
+        wait.subject.each().all(|one| {
+            // A writer reads past the queue: those in it wait for its WRITE as well.
+            let is_writer = self.is_writer(one);
+            let is_kept_out = self.holds.iter().any(|hold| hold.keeps_out(one));
+            let is_queued = setup.rules.fifo && self.is_behind(one, ahead);
+            is_writer || !is_kept_out && !is_queued
+        })
     }
 
     /// Whether this is READ of an owner who holds WRITE.
-    fn is_writer(&self, Subject { name, owner, mode }: Subject) -> bool {
+    fn is_writer(&self, subject: Subject) -> bool {
         let write = Subject {
-            name,
-            owner,
             mode: Mode::Write,
+            ..subject
         };
-        mode == Mode::Read && self.hold(write).is_some()
+        subject.mode == Mode::Read && self.hold(write).is_some()
     }
 
-    /// Whether one of the first `ahead` waits is for the same lock.
-    fn is_behind(&self, wait: &Wait, ahead: usize) -> bool {
+    /// Whether one of the first `ahead` waits is for this lock, which the owner does not hold yet.
+    pub(crate) fn is_behind(&self, one: Subject, ahead: usize) -> bool {
         let mut waits = self.waits[..ahead].iter();
-        waits.any(|other| other.subject.name == wait.subject.name)
+        self.hold(one).is_none() && waits.any(|other| other.subject.names.meets(one.names))
     }
 
-    /// Makes the lock the waiter's, past the first `ahead` waits. The new token.
+    /// Makes the locks the waiter's, past the first `ahead` waits. The new token.
     pub(crate) fn grant(&mut self, wait: &Wait, ahead: usize, setup: &Setup) -> u8 {
-        if self.is_behind(wait, ahead) && !self.is_writer(wait.subject) {
+        let overtakes = |one| self.is_behind(one, ahead) && !self.is_writer(one);
+        if wait.subject.each().any(overtakes) {
             self.violation = Some("a grant overtakes an earlier waiter");
         }
         self.tokens += 1;
-        self.holds.push(Hold {
-            subject: wait.subject,
-            token: self.tokens,
-            left: setup.size.lease,
-            life: wait.life,
-            call: wait.call,
-        });
+        for one in wait.subject.each() {
+            let new = Hold {
+                subject: one,
+                token: self.tokens,
+                left: setup.size.lease,
+                life: wait.life,
+                call: wait.call,
+            };
+            match self.holds.iter_mut().find(|hold| hold.subject == one) {
+                Some(hold) if setup.rules.joint_token => *hold = new,
+                Some(hold) => (hold.left, hold.life) = (new.left, new.life),
+                None => self.holds.push(new),
+            }
+        }
         self.holds.sort_by_key(|hold| hold.subject);
         self.tokens
     }

@@ -4,6 +4,8 @@
 //! the checks can tell a command that hit another subject than was meant. The server decides
 //! nothing by it.
 
+use std::fmt;
+
 /// The owner of the contender that has a plain connection and no session.
 pub(crate) const CONTENDER: u8 = 99;
 
@@ -14,12 +16,76 @@ pub(crate) enum Mode {
     Write,
 }
 
-/// Names a hold or a wait: there is one of each for an owner, a name and a mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// A set of names of locks, a bit each.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Names(u8);
+
+impl Names {
+    pub(crate) fn one(name: u8) -> Self {
+        Self(1 << name)
+    }
+
+    pub(crate) fn up_to(count: u8) -> Self {
+        Self((1 << count) - 1)
+    }
+
+    pub(crate) fn meets(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    fn each(self) -> impl Iterator<Item = Self> {
+        (0..8).map(Self::one).filter(move |name| name.meets(self))
+    }
+}
+
+/// Names a hold, which has one name, or a wait, which may have several. There is one of each for an
+/// owner, a name and a mode.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Subject {
-    pub(crate) name: u8,
+    pub(crate) names: Names,
     pub(crate) owner: u8,
     pub(crate) mode: Mode,
+}
+
+impl Subject {
+    /// The holds that a grant makes.
+    pub(crate) fn each(self) -> impl Iterator<Item = Self> {
+        self.names.each().map(move |names| Self { names, ..self })
+    }
+
+    /// The name that stands in events and in CANCEL.
+    pub(crate) fn first(self) -> Self {
+        self.each().next().expect("every subject has a name")
+    }
+
+    pub(crate) fn is_joint(self) -> bool {
+        self.each().count() > 1
+    }
+
+    /// Whether both are of one owner and mode, and share a name.
+    pub(crate) fn meets(self, other: Self) -> bool {
+        let same = (self.owner, self.mode) == (other.owner, other.mode);
+        same && self.names.meets(other.names)
+    }
+}
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} {:?} of owner {}",
+            self.mode, self.names, self.owner
+        )
+    }
+}
+
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letters = ('a'..='h')
+            .zip(0..8)
+            .filter(|(_, i)| Self::one(*i).meets(*self));
+        f.write_str(&letters.map(|(letter, _)| letter).collect::<String>())
+    }
 }
 
 /// A command about one subject.
@@ -32,7 +98,7 @@ pub(crate) struct Request {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Command {
-    /// `ACQUIRE name owner lease [READ | WRITE] QUEUE 0 SESSION session ONCE`
+    /// `ACQUIRE name owner lease [READ | WRITE] QUEUE 0 SESSION session ONCE`, or MACQUIRE
     Acquire,
     /// `RELEASE name owner [READ | WRITE] [TOKEN token]`
     Release { token: Option<u8> },

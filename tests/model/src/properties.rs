@@ -38,10 +38,11 @@ impl World {
         if locks.holds.iter().any(is_shared) {
             return Some("P1: two owners hold one lock");
         }
-        let is_first = |i: usize, name| locks.waits[..i].iter().all(|w| w.subject.name != name);
         let could_have = |(i, wait): (usize, &Wait)| {
-            let is_kept_out = locks.holds.iter().any(|hold| hold.keeps_out(wait.subject));
-            is_first(i, wait.subject.name) && !is_kept_out
+            wait.subject.each().all(|one| {
+                let is_kept_out = locks.holds.iter().any(|hold| hold.keeps_out(one));
+                !locks.is_behind(one, i) && !is_kept_out
+            })
         };
         if locks.waits.iter().enumerate().any(could_have) {
             return Some("a waiter waits for a free lock");
@@ -62,7 +63,9 @@ impl World {
         let server = &self.servers[PRIMARY];
         // Not promised: asynchronous replication can lose what the deposed primary granted.
         let is_of_deposed = server.lives >= PROMOTED && held.life <= PROMOTED;
-        self.is_there(held) || is_of_deposed || server.excused.contains(&held.token)
+        self.is_there(held)
+            || is_of_deposed
+            || server.excused.contains(&(held.subject.names, held.token))
     }
 
     /// Whether the server has the hold of this guard.

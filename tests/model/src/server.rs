@@ -1,7 +1,7 @@
 //! The server: sessions, and what each command does.
 
 use crate::locks::{Hold, Locks, Notice, Wait};
-use crate::message::{Command, Event, Kind, Mode, Reply, Request, Subject};
+use crate::message::{Command, Event, Kind, Mode, Names, Reply, Request, Subject};
 use crate::setup::Setup;
 
 /// Lives and tokens of a promoted server are larger.
@@ -35,7 +35,7 @@ pub(crate) struct Server {
     pub(crate) lives: u8,
     /// For the checks: tokens of holds whose end P2 does not speak of. BREAK ended them, or the
     /// server lost its data, or the grace is 0.
-    pub(crate) excused: Vec<u8>,
+    pub(crate) excused: Vec<(Names, u8)>,
     /// For the checks: a command that hit another subject than was meant.
     pub(crate) violation: Option<&'static str>,
 }
@@ -107,10 +107,19 @@ impl Server {
             return Reply::NoSession;
         };
         let (life, seq) = (session.life, session.last_seq);
-        let mut holds = self.locks.holds.iter_mut();
-        if let Some(hold) = holds.find(|hold| hold.subject == subject) {
-            (hold.left, hold.life) = (setup.size.lease, life);
-            let (token, hit) = (hold.token, hold.call);
+        let held = subject.each().map(|one| self.locks.hold(one));
+        if let Some(holds) = held.collect::<Option<Vec<&Hold>>>() {
+            let token = holds
+                .iter()
+                .map(|hold| hold.token)
+                .max()
+                .unwrap_or_default();
+            let hit = holds[0].call;
+            let its = self.locks.holds.iter_mut();
+            its.filter(|hold| hold.subject.meets(subject))
+                .for_each(|hold| {
+                    (hold.left, hold.life) = (setup.size.lease, life);
+                });
             self.check_call(
                 hit,
                 call,
@@ -150,15 +159,14 @@ impl Server {
     }
 
     /// `WAITING`: an owner stands in a queue once. `DEADLOCK`: WRITE would wait for its own READ.
-    fn would_wait_twice(&self, Subject { name, owner, mode }: Subject) -> bool {
+    fn would_wait_twice(&self, subject: Subject) -> bool {
         let mut waits = self.locks.waits.iter().map(|wait| wait.subject);
         let read = Subject {
-            name,
-            owner,
             mode: Mode::Read,
+            ..subject
         };
-        waits.any(|other| (other.name, other.owner) == (name, owner))
-            || mode == Mode::Write && self.locks.hold(read).is_some()
+        waits.any(|other| other.owner == subject.owner && other.names.meets(subject.names))
+            || subject.mode == Mode::Write && self.locks.hold(read).is_some()
     }
 
     fn release(
@@ -208,8 +216,9 @@ impl Server {
 
     fn cancel(&mut self, subject: Subject, call: u8, setup: &Setup) -> Reply {
         let is_it = |wait: &Wait| {
-            let same = (wait.subject.name, wait.subject.owner) == (subject.name, subject.owner);
-            same && (wait.subject.mode == subject.mode || !setup.rules.cancel_mode)
+            let same_mode = wait.subject.mode == subject.mode || !setup.rules.cancel_mode;
+            let same_name = wait.subject.names.meets(subject.names);
+            same_mode && same_name && wait.subject.owner == subject.owner
         };
         let Some(i) = self.locks.waits.iter().position(is_it) else {
             return Reply::Done(false);
@@ -369,7 +378,8 @@ impl Server {
         let its = |hold: &Hold| hold.life == life;
         while let Some(hold) = self.locks.holds.iter().find(|hold| its(hold)).cloned() {
             if setup.size.grace == 0 {
-                self.excused.push(hold.token); // a guard may learn of it only afterwards
+                // A guard may learn of it only afterwards.
+                self.excused.push((hold.subject.names, hold.token));
             }
             self.end(&hold, false, setup);
         }
@@ -430,11 +440,11 @@ impl Server {
             .locks
             .holds
             .drain(..)
-            .partition(|hold| hold.subject.name == name);
+            .partition(|hold| hold.subject.names == Names::one(name));
         self.locks.holds = kept;
         let broken: Vec<Hold> = broken;
         for hold in broken {
-            self.excused.push(hold.token);
+            self.excused.push((hold.subject.names, hold.token));
             self.tell(hold.lost());
         }
         self.pass_on(setup);
@@ -470,7 +480,11 @@ impl Server {
         if keeps_holds {
             self.locks.holds.iter_mut().for_each(|hold| hold.life = 0);
         } else {
-            let lost = self.locks.holds.drain(..).map(|hold| hold.token);
+            let lost = self
+                .locks
+                .holds
+                .drain(..)
+                .map(|hold| (hold.subject.names, hold.token));
             self.excused.extend(lost);
         }
     }

@@ -1,14 +1,14 @@
 //! The bounds of a search: how many of everything, and how often each thing may happen; and the
 //! rules of the protocol that are in force.
 
-use crate::message::{CONTENDER, Mode, Subject};
+use crate::message::{CONTENDER, Mode, Names, Subject};
 
 /// A struct of small numbers that are set by their names.
 macro_rules! numbers {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident = $value:literal,)* }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $field:ident = $value:literal,)* }) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-        pub struct $name { $($(#[$field_doc])* pub $field: u8,)* }
+        pub struct $name { $($(#[$of])* pub $field: u8,)* }
 
         impl Default for $name {
             fn default() -> Self {
@@ -53,6 +53,8 @@ numbers! {
         renews = 0,
         /// Waits whose time is up at the server.
         timeouts = 0,
+        /// ACQUIREs that the server refuses with an error, as `OOM`.
+        errors = 0,
         /// Times that a contender on a plain connection takes a lock or queues for it.
         plain = 0,
         /// Sessions whose unacknowledged events are too many.
@@ -69,6 +71,8 @@ numbers! {
         owners = 1,
         /// Names of locks.
         names = 1,
+        /// 1: calls may also ask for all names at once.
+        joint = 0,
         /// 1: the names are read-write locks.
         read_write = 0,
         /// Length of a lease, in ticks.
@@ -128,6 +132,13 @@ rules! {
     leave_lets_in,
     /// CANCEL names the mode of the wait.
     cancel_mode,
+    /// A MACQUIRE with ONCE that takes some of its names anew gives its token to all of them.
+    joint_token,
+    /// A wait for several locks that times out is undone: an earlier copy may have been granted,
+    /// and have lost only some of them since.
+    undo_timed_out,
+    /// A call whose ACQUIRE got an error is undone: an earlier copy may have run.
+    undo_failed,
     /// EVENTS with a smaller EPOCH is refused.
     epoch,
     /// EVENTS answers at once if the life named by AFTER is not the session's.
@@ -200,16 +211,18 @@ impl Setup {
         0..self.size.clients.into()
     }
 
-    /// All that the owners of a client may hold. No two clients share an owner.
+    /// All that the owners of a client may ask for. No two clients share an owner.
     pub(crate) fn subjects(&self, client: usize) -> Vec<Subject> {
         let (client, owners) = (u8::try_from(client).expect("few"), self.size.owners);
+        let mut names: Vec<_> = (0..self.size.names).map(Names::one).collect();
+        names.extend((self.size.joint == 1).then_some(Names::up_to(self.size.names)));
         let mut subjects = vec![];
         for owner in client * owners..(client + 1) * owners {
-            for name in 0..self.size.names {
+            for &names in &names {
                 subjects.extend(
                     self.modes()
                         .iter()
-                        .map(|&mode| Subject { name, owner, mode }),
+                        .map(|&mode| Subject { names, owner, mode }),
                 );
             }
         }
@@ -232,7 +245,7 @@ impl Setup {
             Mode::Plain
         };
         Subject {
-            name,
+            names: Names::one(name),
             owner: CONTENDER,
             mode,
         }

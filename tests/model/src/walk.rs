@@ -172,6 +172,7 @@ impl World {
                 i,
                 format!("reaches the server: {:?}", self.connections[i].up[0]),
             ),
+            Act::Refuse(i) => (i, format!("REFUSED: {:?}", self.connections[i].up[0])),
             Act::Answer(i) => (
                 i,
                 format!("reaches the client: {:?}", self.connections[i].down[0]),

@@ -220,7 +220,7 @@ impl World {
 
     // The server's side.
 
-    fn reply(&mut self, i: usize, reply: Reply) {
+    pub(crate) fn reply(&mut self, i: usize, reply: Reply) {
         if self.connections[i].is_open_at_client {
             self.connections[i].down.push(reply);
         }
@@ -310,8 +310,8 @@ impl World {
             })
     }
 
-    /// A blocked EVENTS call is told its events at once. Connections that matter to nobody any more are
-    /// forgotten, and so is a deposed server to which none leads.
+    /// A blocked EVENTS call is told its events at once. Connections that matter to nobody any more
+    /// are forgotten, and so is a deposed server to which none leads.
     pub(crate) fn settle(&mut self) {
         for i in 0..self.connections.len() {
             let Connection { client, server, .. } = self.connections[i];

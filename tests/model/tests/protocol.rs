@@ -74,3 +74,18 @@ fn an_owner_may_read_and_write_while_connections_are_cut() {
 fn readers_and_writers_enter_in_order() {
     holds_within("--read_write=1 --owners=2 --calls=3 --drops=1 --timeouts=1");
 }
+
+#[test]
+fn an_acquire_may_get_an_error() {
+    holds_within("--calls=2 --cuts=1 --drops=1 --plain=1 --errors=1");
+}
+
+#[test]
+fn several_locks_are_all_or_none_while_one_of_them_is_broken() {
+    holds_within("--names=2 --joint=1 --calls=1 --cuts=1 --breaks=1 --plain=1 --timeouts=1");
+}
+
+#[test]
+fn waits_for_one_and_for_several_are_granted_in_order() {
+    holds_within("--names=2 --joint=1 --owners=2 --calls=2 --plain=1 --drops=1");
+}

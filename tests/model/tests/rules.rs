@@ -81,6 +81,17 @@ const RULES: &[(&str, &str, &str)] = &[
         "--read_write=1 --calls=2 --plain=1 --drops=1",
         OTHER_CANCEL,
     ),
+    (
+        "joint_token",
+        "--names=2 --joint=1 --calls=1 --cuts=1 --breaks=1",
+        P2,
+    ),
+    (
+        "undo_timed_out",
+        "--names=2 --joint=1 --calls=1 --cuts=1 --breaks=1 --plain=1 --timeouts=1",
+        HOLD_LEFT,
+    ),
+    ("undo_failed", "--calls=1 --cuts=1 --errors=1", HOLD_LEFT),
 ];
 
 fn without(rules: &str, bounds: &str) -> Report {
