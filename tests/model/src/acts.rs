@@ -96,7 +96,7 @@ impl World {
             Act::Lock { subject, .. } => {
                 self.left.calls -= 1;
                 self.calls += 1;
-                program.lock(subject, self.calls);
+                program.lock(subject, self.calls, setup);
             }
             Act::Drop { call, .. } => {
                 self.left.drops -= 1;
@@ -201,7 +201,7 @@ impl World {
             let free = setup
                 .subjects(client)
                 .into_iter()
-                .filter(|subject| !program.is_busy(*subject));
+                .filter(|subject| !program.is_busy(*subject, setup));
             acts.extend(free.map(|subject| Act::Lock { client, subject }));
         }
         if self.left.drops > 0 {
@@ -213,7 +213,9 @@ impl World {
             if held.guard == Guard::Gone || held.renewal == Renewal::Asked {
                 continue;
             }
-            acts.push(Act::Unlock { client, hold });
+            if program.guards(held, setup) > 0 {
+                acts.push(Act::Unlock { client, hold });
+            }
             if self.left.renews > 0 && held.says_held(setup) {
                 acts.push(Act::Renew { client, hold });
             }

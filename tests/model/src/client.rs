@@ -22,7 +22,10 @@ pub(crate) enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Call {
     pub(crate) number: u8,
+    /// The locks that the server is asked for.
     pub(crate) subject: Subject,
+    /// Holds of the owner that the call enters again.
+    entered: Vec<Subject>,
     pub(crate) phase: Phase,
     /// Ticks left of a lease that began when ACQUIRE was last sent.
     asked_lease: u8,
@@ -35,7 +38,7 @@ pub(crate) enum Guard {
     There,
     /// The server has said that the hold has ended.
     Lost,
-    /// RELEASE is not answered yet: there is no guard any more.
+    /// RELEASE is not answered yet: no guard is left.
     Gone,
 }
 
@@ -48,7 +51,7 @@ pub(crate) enum Renewal {
     Asked,
 }
 
-/// A hold, and its guard.
+/// A hold, and its guards.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Held {
     pub(crate) call: u8,
@@ -61,6 +64,8 @@ pub(crate) struct Held {
     /// and on the session.
     grace: u8,
     pub(crate) guard: Guard,
+    /// Re-entry is counted here: the server has one hold, with count 1.
+    guards: u8,
     pub(crate) renewal: Renewal,
     /// Ticks left of a lease that began when RENEW was last sent.
     asked_lease: u8,
@@ -96,22 +101,73 @@ impl Client {
     // Steps of the program.
 
     /// Whether a call has to wait for an earlier one of its own owner, for the same lock and mode.
-    pub(crate) fn is_busy(&self, subject: Subject) -> bool {
-        let calls = self.calls.iter().map(|call| call.subject);
-        calls
-            .chain(self.holds.iter().map(|held| held.subject))
-            .any(|other| other.meets(subject))
+    /// It need not if it can enter a hold of its owner again.
+    pub(crate) fn is_busy(&self, subject: Subject, setup: &Setup) -> bool {
+        let may_enter = |held: &Held| setup.size.reentry == 1 && held.says_held(setup);
+        let mut holds = self.holds.iter();
+        self.calls.iter().any(|call| call.subject.meets(subject))
+            || holds.any(|held| held.subject.meets(subject) && !may_enter(held))
     }
 
-    pub(crate) fn lock(&mut self, subject: Subject, number: u8) {
+    /// Locks that the owner holds are entered again here, without the server: another guard of the
+    /// same hold. The server is asked for the others.
+    pub(crate) fn lock(&mut self, subject: Subject, number: u8, setup: &Setup) {
+        let held = self
+            .holds
+            .iter_mut()
+            .filter(|held| held.subject.meets(subject));
+        let mut entered = vec![];
+        for held in held {
+            entered.push(held.subject);
+            held.guards += u8::from(setup.rules.count_at_once);
+        }
+        let Some(subject) = subject.without(&entered) else {
+            return self.enter(&entered, setup);
+        };
         self.calls.push(Call {
             number,
             subject,
+            entered,
             phase: Phase::Asked,
             asked_lease: 0,
             kept: vec![],
         });
         self.ask(self.calls.len() - 1);
+    }
+
+    /// A call ends with guards of these holds, too.
+    fn enter(&mut self, entered: &[Subject], setup: &Setup) {
+        for subject in entered {
+            let is_it = |held: &&mut Held| held.subject == *subject && held.guard != Guard::Gone;
+            match self.holds.iter_mut().find(is_it) {
+                Some(held) => held.guards += u8::from(!setup.rules.count_at_once),
+                None => self.violation = Some("a call for several locks ends without one of them"),
+            }
+        }
+    }
+
+    /// A call ends without guards of these holds.
+    fn leave(&mut self, entered: &[Subject], setup: &Setup) {
+        for subject in entered.iter().filter(|_| setup.rules.count_at_once) {
+            let is_it = |held: &Held| held.subject == *subject;
+            if let Some(index) = self.holds.iter().position(is_it) {
+                self.unlock(index, setup);
+            }
+        }
+    }
+
+    /// Guards of this hold that the program has, and no call that is not told yet.
+    pub(crate) fn guards(&self, held: &Held, setup: &Setup) -> u8 {
+        let calls = self
+            .calls
+            .iter()
+            .filter(|call| call.entered.contains(&held.subject));
+        let counted = if setup.rules.count_at_once {
+            calls.count()
+        } else {
+            0
+        };
+        held.guards - u8::try_from(counted).expect("few")
     }
 
     fn ask(&mut self, index: usize) {
@@ -124,7 +180,7 @@ impl Client {
     /// The future is dropped, or its time is up.
     pub(crate) fn drop_call(&mut self, index: usize, setup: &Setup) {
         if self.calls[index].phase == Phase::Refused && !setup.rules.undo_refused {
-            self.calls.remove(index);
+            self.end(index, setup);
         } else {
             self.undo(index, setup);
         }
@@ -137,6 +193,7 @@ impl Client {
         let (subject, number) = (call.subject, call.number);
         (call.phase, call.asked_lease) = (Phase::Undoing, 0);
         call.kept.clear();
+        let entered = mem::take(&mut call.entered);
         self.link
             .push(Command::Cancel, subject.first(), number, true);
         for one in subject.each() {
@@ -146,21 +203,35 @@ impl Client {
         if !setup.rules.gate {
             self.calls.remove(index);
         }
+        self.leave(&entered, setup);
     }
 
-    /// The guard is unlocked or dropped, whether it says held or not.
+    /// The call ends without a guard.
+    fn end(&mut self, index: usize, setup: &Setup) {
+        let call = self.calls.remove(index);
+        self.leave(&call.entered, setup);
+    }
+
+    /// A guard is unlocked or dropped, whether it says held or not. The last one releases.
     pub(crate) fn unlock(&mut self, index: usize, setup: &Setup) {
         let held = &mut self.holds[index];
+        held.guards -= 1;
+        let is_last = held.guards == 0;
+        if !is_last && setup.rules.count_guards {
+            return;
+        }
         if held.guard == Guard::Lost {
             self.holds.remove(index); // the server said so: there is nothing to release
             return;
         }
-        held.guard = Guard::Gone;
         let token = setup.rules.token.then_some(held.token);
         let command = Command::Release { token };
         self.link.push(command, held.subject, held.call, false);
-        if !setup.rules.gate {
-            self.holds.remove(index);
+        if is_last {
+            held.guard = Guard::Gone;
+            if !setup.rules.gate {
+                self.holds.remove(index);
+            }
         }
     }
 
@@ -263,7 +334,9 @@ impl Client {
             let mut holds = self.holds.iter_mut();
             let is_it = |held: &&mut Held| held.subject == subject && held.token == event.token;
             if let Some(held) = holds.find(is_it) {
-                held.guard = Guard::Lost;
+                if held.guard == Guard::There {
+                    held.guard = Guard::Lost; // else the answer to RELEASE ends it
+                }
                 return;
             }
         }
@@ -294,20 +367,21 @@ impl Client {
         match event.kind {
             Kind::Granted => {
                 let lease = lease.max(self.calls[index].asked_lease);
-                self.hold(index, event.token, lease, &[]);
+                self.hold(index, event.token, lease, &[], setup);
             }
             Kind::Left => self.ask(index),
             // The call ends: not acquired.
             Kind::Timeout if self.calls[index].subject.is_joint() && setup.rules.undo_timed_out => {
                 self.undo(index, setup);
             }
-            Kind::Timeout | Kind::Lost => drop(self.calls.remove(index)),
+            Kind::Timeout | Kind::Lost => self.end(index, setup),
         }
     }
 
     /// The call ends with a guard for each name. `kept`: events about it that were heard before.
-    fn hold(&mut self, index: usize, token: u8, lease: u8, kept: &[Event]) {
+    fn hold(&mut self, index: usize, token: u8, lease: u8, kept: &[Event], setup: &Setup) {
         let call = self.calls.remove(index);
+        self.enter(&call.entered, setup);
         for one in call.subject.each() {
             let is_its = |event: &Event| (event.subject, event.token) == (one, token);
             let is_lost = kept
@@ -321,6 +395,7 @@ impl Client {
                 lease,
                 grace: self.link.confirmed,
                 guard: if is_lost { Guard::Lost } else { Guard::There },
+                guards: 1,
                 renewal: Renewal::None,
                 asked_lease: 0,
             });
@@ -355,7 +430,8 @@ impl Client {
         let kept = mem::take(&mut self.calls[index].kept);
         match *reply {
             Reply::Held { token } => {
-                self.hold(index, token, self.calls[index].asked_lease, &kept);
+                let lease = self.calls[index].asked_lease;
+                self.hold(index, token, lease, &kept, setup);
             }
             Reply::Queued { seq, life } => {
                 let life = if setup.rules.queued_life {
@@ -371,7 +447,7 @@ impl Client {
             Reply::NoSession => self.calls[index].phase = Phase::Refused,
             // The call ends with an error.
             _ if setup.rules.undo_failed => self.undo(index, setup),
-            _ => drop(self.calls.remove(index)),
+            _ => self.end(index, setup),
         }
     }
 

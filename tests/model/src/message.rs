@@ -53,6 +53,17 @@ impl Subject {
         self.names.each().map(move |names| Self { names, ..self })
     }
 
+    /// Its names but those of `others`, if any are left.
+    pub(crate) fn without(self, others: &[Self]) -> Option<Self> {
+        let names = others
+            .iter()
+            .fold(self.names.0, |names, other| names & !other.names.0);
+        (names != 0).then_some(Self {
+            names: Names(names),
+            ..self
+        })
+    }
+
     /// The name that stands in events and in CANCEL.
     pub(crate) fn first(self) -> Self {
         self.each().next().expect("every subject has a name")

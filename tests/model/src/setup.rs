@@ -75,6 +75,8 @@ numbers! {
         joint = 0,
         /// 1: the names are read-write locks.
         read_write = 0,
+        /// 1: a call enters a hold of its owner again.
+        reentry = 0,
         /// Length of a lease, in ticks.
         lease = 2,
         /// Length of the grace, in ticks.
@@ -139,6 +141,10 @@ rules! {
     undo_timed_out,
     /// A call whose ACQUIRE got an error is undone: an earlier copy may have run.
     undo_failed,
+    /// Re-entry is counted in the client: the last guard of a hold releases it.
+    count_guards,
+    /// A call for several locks counts as a guard of those that it enters again from its beginning.
+    count_at_once,
     /// EVENTS with a smaller EPOCH is refused.
     epoch,
     /// EVENTS answers at once if the life named by AFTER is not the session's.

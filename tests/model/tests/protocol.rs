@@ -89,3 +89,13 @@ fn several_locks_are_all_or_none_while_one_of_them_is_broken() {
 fn waits_for_one_and_for_several_are_granted_in_order() {
     holds_within("--names=2 --joint=1 --owners=2 --calls=2 --plain=1 --drops=1");
 }
+
+#[test]
+fn a_call_may_enter_a_hold_of_its_owner_again() {
+    holds_within("--calls=3 --cuts=1 --plain=1 --reentry=1 --breaks=1");
+}
+
+#[test]
+fn a_call_for_several_locks_may_enter_some_again() {
+    holds_within("--names=2 --joint=1 --calls=2 --plain=1 --reentry=1 --breaks=1 --drops=1");
+}

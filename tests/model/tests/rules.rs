@@ -18,6 +18,7 @@ const EARLIER_HOLD: &str = "an ACQUIRE finds a hold of an earlier call of its ow
 
 const OTHER_CANCEL: &str = "a CANCEL ends another wait than the one meant";
 const OVERTAKES: &str = "a grant overtakes an earlier waiter";
+const WITHOUT_ONE: &str = "a call for several locks ends without one of them";
 const FREE: &str = "a waiter waits for a free lock";
 
 /// A rule, small bounds, and the first violation that the search finds in them without the rule.
@@ -92,6 +93,12 @@ const RULES: &[(&str, &str, &str)] = &[
         HOLD_LEFT,
     ),
     ("undo_failed", "--calls=1 --cuts=1 --errors=1", HOLD_LEFT),
+    ("count_guards", "--calls=2 --reentry=1", P2),
+    (
+        "count_at_once",
+        "--names=2 --joint=1 --calls=2 --plain=1 --reentry=1",
+        WITHOUT_ONE,
+    ),
 ];
 
 fn without(rules: &str, bounds: &str) -> Report {
