@@ -3,7 +3,7 @@
 use crate::client::{Client, Guard, Phase, Renewal};
 use crate::message::{CONTENDER, Command, Kind, Names, Reply, Subject, Up};
 use crate::setup::Setup;
-use crate::world::{Connection, DEPOSED, PRIMARY, World};
+use crate::world::{Connection, End, World};
 
 /// One step. Connections, calls and holds are named by their place in the state before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +50,7 @@ pub(crate) enum Act {
     },
     Timeout(usize),
     Overflow(usize),
+    MoveSlot,
     ContenderTakes(u8),
     ContenderReleases(u8),
 }
@@ -67,7 +68,7 @@ impl World {
             Act::ServerNotices(i) => self.close_at_server(i, setup),
             Act::ClientNotices(i) => self.close_at_client(i, setup),
             Act::GiveUp(i) => {
-                self.left.cuts -= u8::from(self.connections[i].server != DEPOSED);
+                self.left.cuts -= u8::from(!self.is_deposed(self.connections[i].server));
                 self.close_at_client(i, setup);
             }
             Act::Cut(i) => {
@@ -109,11 +110,13 @@ impl World {
             }
             _ => {}
         }
-        self.flush(client, setup);
+        for node in 0..self.clients[client].links.len() {
+            self.flush(End { client, node }, setup);
+        }
     }
 
     fn act_of_server(&mut self, act: Act, setup: &Setup) {
-        let server = &mut self.servers[PRIMARY];
+        let server = &mut self.servers[self.home];
         match act {
             Act::Tick => {
                 self.left.ticks -= 1;
@@ -125,6 +128,10 @@ impl World {
             Act::Break(name) => {
                 self.left.breaks -= 1;
                 server.break_lock(name, setup);
+            }
+            Act::MoveSlot => {
+                self.left.moves -= 1;
+                self.move_slot(setup);
             }
             Act::Restart { keeps_holds } => {
                 self.left.restarts -= 1;
@@ -169,8 +176,8 @@ impl World {
     }
 
     fn acts_of_connection(&self, i: usize, c: &Connection, setup: &Setup, acts: &mut Vec<Act>) {
-        let may_fail = self.left.cuts > 0 && c.client < setup.size.faulty.into();
-        let is_deposed = c.server == DEPOSED;
+        let may_fail = self.left.cuts > 0 && c.end.client < setup.size.faulty.into();
+        let is_deposed = self.is_deposed(c.server);
         match (c.is_open_at_client, c.is_open_at_server) {
             (true, true) if may_fail => acts.extend([Act::GiveUp(i), Act::Cut(i)]),
             (true, true) if is_deposed => acts.push(Act::GiveUp(i)),
@@ -188,8 +195,9 @@ impl World {
         if c.is_open_at_client && !c.down.is_empty() {
             acts.push(Act::Answer(i));
         }
-        let client = &self.clients[c.client];
-        let matters = client.link.confirmed < setup.size.grace || client.needs_events(setup);
+        let client = &self.clients[c.end.client];
+        let is_old = client.links[c.end.node].confirmed < setup.size.grace;
+        let matters = is_old || client.needs_events(c.end.node, setup);
         if c.is_open_at_client && self.blocks(c) && matters {
             acts.push(Act::EndBlock(i));
         }
@@ -223,15 +231,18 @@ impl World {
     }
 
     fn acts_of_server(&self, setup: &Setup, acts: &mut Vec<Act>) {
-        let (left, server) = (&self.left, &self.servers[PRIMARY]);
+        let (left, server) = (&self.left, self.primary());
         if left.ticks > 0 {
             acts.push(Act::Tick);
+        }
+        if left.moves > 0 && setup.size.nodes == 2 {
+            acts.push(Act::MoveSlot);
         }
         for keeps_holds in [true, false] {
             if left.restarts > 0 {
                 acts.push(Act::Restart { keeps_holds });
             }
-            if left.failovers > 0 {
+            if left.failovers > 0 && setup.size.nodes == 1 {
                 acts.push(Act::FailOver { keeps_holds });
             }
         }

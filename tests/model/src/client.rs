@@ -1,8 +1,8 @@
-//! The client: its calls and its holds, and what it does with each reply and event.
+//! The client: its calls and its holds, and how each reply and event changes them.
 
 use std::mem;
 
-use crate::link::{Binding, Link};
+use crate::link::{Binding, Link, Pending};
 use crate::message::{Command, Event, Kind, Reply, Request, Subject};
 use crate::setup::Setup;
 
@@ -26,6 +26,8 @@ pub(crate) struct Call {
     pub(crate) subject: Subject,
     /// Holds of the owner that the call enters again.
     entered: Vec<Subject>,
+    /// The node that its ACQUIRE went to.
+    node: usize,
     pub(crate) phase: Phase,
     /// Ticks left of a lease that began when ACQUIRE was last sent.
     asked_lease: u8,
@@ -57,7 +59,9 @@ pub(crate) struct Held {
     pub(crate) call: u8,
     pub(crate) subject: Subject,
     pub(crate) token: u8,
-    /// The life of the session in which the hold was last confirmed.
+    /// The node where it was last confirmed, or where its RENEW went,
+    node: usize,
+    /// and the life of the session there in which it was confirmed.
     pub(crate) life: u8,
     /// Ticks for which the guard may count on the lease,
     lease: u8,
@@ -78,6 +82,14 @@ impl Held {
         self.guard == Guard::There && self.lease > 0 && in_session
     }
 
+    /// RENEW goes to another node. The session there may end before the answer is heard, so the
+    /// session of the old node must not confirm the hold any more.
+    fn go_to(&mut self, node: usize, setup: &Setup) {
+        if setup.rules.moved_grace {
+            (self.node, self.life) = (node, 0);
+        }
+    }
+
     /// Whether this command was sent for it.
     fn is_of(&self, request: &Request) -> bool {
         (self.call, self.subject) == (request.call, request.subject)
@@ -90,7 +102,10 @@ impl Held {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Client {
-    pub(crate) link: Link,
+    /// To each node.
+    pub(crate) links: Vec<Link>,
+    /// The node where the client believes the locks to be.
+    pub(crate) home: usize,
     pub(crate) calls: Vec<Call>,
     pub(crate) holds: Vec<Held>,
     /// For the checks.
@@ -128,6 +143,7 @@ impl Client {
             number,
             subject,
             entered,
+            node: self.home,
             phase: Phase::Asked,
             asked_lease: 0,
             kept: vec![],
@@ -173,8 +189,8 @@ impl Client {
     fn ask(&mut self, index: usize) {
         let call = &mut self.calls[index];
         call.phase = Phase::Asked;
-        self.link
-            .push(Command::Acquire, call.subject, call.number, false);
+        let link = &mut self.links[call.node];
+        link.push(Command::Acquire, call.subject, call.number, false);
     }
 
     /// The future is dropped, or its time is up.
@@ -194,11 +210,10 @@ impl Client {
         (call.phase, call.asked_lease) = (Phase::Undoing, 0);
         call.kept.clear();
         let entered = mem::take(&mut call.entered);
-        self.link
-            .push(Command::Cancel, subject.first(), number, true);
+        let link = &mut self.links[call.node];
+        link.push(Command::Cancel, subject.first(), number, true);
         for one in subject.each() {
-            self.link
-                .push(Command::Release { token: None }, one, number, true);
+            link.push(Command::Release { token: None }, one, number, true);
         }
         if !setup.rules.gate {
             self.calls.remove(index);
@@ -226,7 +241,7 @@ impl Client {
         }
         let token = setup.rules.token.then_some(held.token);
         let command = Command::Release { token };
-        self.link.push(command, held.subject, held.call, false);
+        self.links[held.node].push(command, held.subject, held.call, false);
         if is_last {
             held.guard = Guard::Gone;
             if !setup.rules.gate {
@@ -240,12 +255,12 @@ impl Client {
         held.renewal = Renewal::Asked;
         let token = setup.rules.token.then_some(held.token);
         let command = Command::Renew { token };
-        self.link.push(command, held.subject, held.call, false);
+        self.links[held.node].push(command, held.subject, held.call, false);
     }
 
     /// A lease counts from the last sending: a copy sent again starts it anew.
-    pub(crate) fn note_sending(&mut self, index: usize, setup: &Setup) {
-        let request = &self.link.pending[index].request;
+    pub(crate) fn note_sending(&mut self, node: usize, index: usize, setup: &Setup) {
+        let request = &self.links[node].pending[index].request;
         match request.command {
             Command::Acquire => {
                 let mut calls = self.calls.iter_mut();
@@ -266,42 +281,53 @@ impl Client {
     // Replies on the session connection.
 
     /// A reply to EVENTS.
-    pub(crate) fn hear(&mut self, life: u8, events: Vec<Event>, setup: &Setup) {
-        self.link.confirmed = self.link.asked_grace;
-        if life != self.link.life {
-            self.begin_life(life, setup);
+    pub(crate) fn hear(&mut self, node: usize, life: u8, events: Vec<Event>, setup: &Setup) {
+        let link = &mut self.links[node];
+        link.confirmed = link.asked_grace;
+        if life != link.life {
+            self.begin_life(node, life, setup);
         }
+        let Link {
+            confirmed,
+            asked_lease,
+            told_lease,
+            ..
+        } = self.links[node];
         for held in &mut self.holds {
             // A validity that has ended never begins again.
-            if held.life == life && held.grace > 0 {
-                held.grace = self.link.confirmed;
+            if (held.node, held.life) == (node, life) && held.grace > 0 {
+                held.grace = confirmed;
             }
         }
+        let lease = if setup.rules.grant_since_before {
+            told_lease
+        } else {
+            asked_lease
+        };
         for event in events {
-            if event.seq > self.link.seq {
-                self.link.seq = event.seq;
-                let lease = if setup.rules.grant_since_before {
-                    self.link.told_lease
-                } else {
-                    self.link.asked_lease
-                };
-                self.take_event(event, lease, setup);
+            if event.seq > self.links[node].seq {
+                self.links[node].seq = event.seq;
+                self.take_event(node, event, lease, setup);
             }
         }
-        self.link.told_lease = self.link.asked_lease;
-        self.go_on(setup);
+        self.links[node].told_lease = asked_lease;
+        self.go_on(node, setup);
     }
 
     /// In another life of the session each hold is renewed, and each wait asked for again.
-    fn begin_life(&mut self, life: u8, setup: &Setup) {
-        (self.link.life, self.link.seq, self.link.told_lease) = (life, 0, 0);
-        for held in &mut self.holds {
+    fn begin_life(&mut self, node: usize, life: u8, setup: &Setup) {
+        let link = &mut self.links[node];
+        (link.life, link.seq, link.told_lease) = (life, 0, 0);
+        for held in self.holds.iter_mut().filter(|held| held.node == node) {
             if held.renewal == Renewal::None {
                 held.renewal = Renewal::Needed; // one not answered yet is sent again anyway
             }
         }
         for index in 0..self.calls.len() {
             let call = &mut self.calls[index];
+            if call.node != node {
+                continue;
+            }
             call.kept.clear(); // of an earlier life
             match call.phase {
                 // The reply to its ACQUIRE has told of this life before EVENTS did.
@@ -314,53 +340,73 @@ impl Client {
     }
 
     /// After an EVENTS reply: somebody listens to the session.
-    fn go_on(&mut self, setup: &Setup) {
+    fn go_on(&mut self, node: usize, setup: &Setup) {
         for index in 0..self.calls.len() {
-            if self.calls[index].phase == Phase::Refused {
+            let call = &self.calls[index];
+            if call.node == node && call.phase == Phase::Refused {
                 self.ask(index);
             }
         }
         for index in 0..self.holds.len() {
-            if self.holds[index].must_renew(setup) {
+            let held = &self.holds[index];
+            if held.node == node && held.must_renew(setup) {
                 self.renew(index, setup);
             }
         }
     }
 
     /// `lease`: ticks left of a lease that began when it had not been granted yet.
-    fn take_event(&mut self, event: Event, lease: u8, setup: &Setup) {
+    fn take_event(&mut self, node: usize, event: Event, lease: u8, setup: &Setup) {
         let subject = event.subject;
-        if event.kind == Kind::Lost {
-            let mut holds = self.holds.iter_mut();
-            let is_it = |held: &&mut Held| held.subject == subject && held.token == event.token;
-            if let Some(held) = holds.find(is_it) {
-                if held.guard == Guard::There {
-                    held.guard = Guard::Lost; // else the answer to RELEASE ends it
-                }
-                return;
-            }
+        let is_it = |held: &Held| {
+            let is_told_here = held.node == node || !setup.rules.event_node;
+            (held.subject, held.token) == (subject, event.token) && is_told_here
+        };
+        if let Some(index) = self.holds.iter().position(is_it) {
+            return self.take_event_of_hold(index, event.kind, setup);
         }
         let mut calls = self.calls.iter();
         let Some(index) = calls.position(|call| call.subject.meets(subject)) else {
             return;
         };
         let call = &mut self.calls[index];
+        if call.node != node && setup.rules.event_node {
+            return;
+        }
         match (event.kind, &call.phase) {
             // The reply may be under way: a hold can be lost before its client has heard of it.
             (Kind::Lost, Phase::Asked) if setup.rules.keep_losses => call.kept.push(event),
             (Kind::Lost, _) => {}
+            (Kind::Moved, Phase::Asked) if event.token != 0 => call.kept.push(event),
+            (Kind::Moved, _) if event.token != 0 => {}
             (_, Phase::Asked) if setup.rules.keep_events => call.kept.push(event),
             (_, Phase::Waiting { seq, life }) => {
-                let is_its_own = *life == self.link.life && event.seq > *seq;
+                let is_its_own = *life == self.links[node].life && event.seq > *seq;
                 if is_its_own || !setup.rules.compare_seq {
-                    self.end_wait(index, &event, lease, setup);
+                    self.end_wait(index, event, lease, setup);
                 }
             }
             _ => {}
         }
     }
 
-    fn end_wait(&mut self, index: usize, event: &Event, lease: u8, setup: &Setup) {
+    fn take_event_of_hold(&mut self, index: usize, kind: Kind, setup: &Setup) {
+        let held = &mut self.holds[index];
+        match (kind, held.guard) {
+            (Kind::Lost, Guard::There) => held.guard = Guard::Lost,
+            // A RENEW under way will be answered MOVED.
+            (Kind::Moved, Guard::There) if held.renewal != Renewal::Asked => {
+                held.go_to(self.links.len() - 1 - held.node, setup);
+                held.renewal = Renewal::Needed;
+                if held.must_renew(setup) {
+                    self.renew(index, setup);
+                }
+            }
+            _ => {} // the answer to RELEASE ends it
+        }
+    }
+
+    fn end_wait(&mut self, index: usize, event: Event, lease: u8, setup: &Setup) {
         if event.call != self.calls[index].number {
             self.violation = Some("an event is taken for that of another wait");
         }
@@ -370,6 +416,7 @@ impl Client {
                 self.hold(index, event.token, lease, &[], setup);
             }
             Kind::Left => self.ask(index),
+            Kind::Moved => self.ask_elsewhere(index),
             // The call ends: not acquired.
             Kind::Timeout if self.calls[index].subject.is_joint() && setup.rules.undo_timed_out => {
                 self.undo(index, setup);
@@ -382,44 +429,88 @@ impl Client {
     fn hold(&mut self, index: usize, token: u8, lease: u8, kept: &[Event], setup: &Setup) {
         let call = self.calls.remove(index);
         self.enter(&call.entered, setup);
+        let link = &self.links[call.node];
         for one in call.subject.each() {
-            let is_its = |event: &Event| (event.subject, event.token) == (one, token);
-            let is_lost = kept
-                .iter()
-                .any(|event| event.kind == Kind::Lost && is_its(event));
             self.holds.push(Held {
                 call: call.number,
                 subject: one,
                 token,
-                life: self.link.life,
+                node: call.node,
+                life: link.life,
                 lease,
-                grace: self.link.confirmed,
-                guard: if is_lost { Guard::Lost } else { Guard::There },
+                grace: link.confirmed,
+                guard: Guard::There,
                 guards: 1,
                 renewal: Renewal::None,
                 asked_lease: 0,
             });
         }
         self.holds.sort_by_key(|held| held.subject);
+        for event in kept.iter().filter(|event| event.token == token) {
+            self.take_event(call.node, *event, 0, setup);
+        }
     }
 
     // Replies on the command connection.
 
     /// The reply to the first command without an answer.
-    pub(crate) fn hear_reply(&mut self, reply: &Reply, setup: &Setup) {
-        let request = self.link.take_answered().request;
+    pub(crate) fn hear_reply(&mut self, node: usize, reply: &Reply, setup: &Setup) {
+        let pending = self.links[node].take_answered();
+        let request = &pending.request;
+        if *reply == Reply::Moved {
+            return self.send_elsewhere(node, &pending, setup);
+        }
         match request.command {
             Command::Acquire => self.hear_acquire(request.call, reply, setup),
             Command::Release { .. } => {
                 self.holds
-                    .retain(|held| held.guard != Guard::Gone || !held.is_of(&request));
-                let link = &self.link;
-                self.calls
-                    .retain(|call| call.phase != Phase::Undoing || link.has(call.number));
+                    .retain(|held| held.guard != Guard::Gone || !held.is_of(request));
             }
-            Command::Renew { .. } => self.hear_renew(&request, reply, setup),
+            Command::Renew { .. } => self.hear_renew(node, request, reply, setup),
             Command::Cancel => {}
         }
+        // An undo ends with its last answer: CANCEL may be answered after RELEASE, by another node.
+        let links = &self.links;
+        let is_sent = |call: &Call| links.iter().any(|link| link.has(call.number));
+        self.calls
+            .retain(|call| call.phase != Phase::Undoing || is_sent(call));
+    }
+
+    /// A command was answered MOVED, which names the other node. Only this answer sends it there: a
+    /// copy under way could run later, if the slot comes back.
+    fn send_elsewhere(&mut self, node: usize, pending: &Pending, setup: &Setup) {
+        let Request {
+            command,
+            subject,
+            call: number,
+        } = pending.request;
+        let other = self.links.len() - 1 - node;
+        self.home = other;
+        let is_it = |call: &Call| call.number == number && call.phase == Phase::Asked;
+        match command {
+            Command::Acquire => match self.calls.iter().position(is_it) {
+                Some(index) => return self.ask_elsewhere(index),
+                // CANCEL and RELEASE are on their way, and would not follow it.
+                None if setup.rules.moved_undone => return,
+                None => {}
+            },
+            Command::Renew { .. } => {
+                let is_it = |held: &&mut Held| held.is_of(&pending.request);
+                if let Some(held) = self.holds.iter_mut().find(is_it) {
+                    held.go_to(other, setup);
+                }
+            }
+            _ => {}
+        }
+        self.links[other].push(command, subject, number, pending.is_undo);
+    }
+
+    fn ask_elsewhere(&mut self, index: usize) {
+        let call = &mut self.calls[index];
+        call.node = self.links.len() - 1 - call.node;
+        call.kept.clear(); // told by the other node
+        self.home = call.node;
+        self.ask(index);
     }
 
     fn hear_acquire(&mut self, number: u8, reply: &Reply, setup: &Setup) {
@@ -434,14 +525,15 @@ impl Client {
                 self.hold(index, token, lease, &kept, setup);
             }
             Reply::Queued { seq, life } => {
+                let node = self.calls[index].node;
                 let life = if setup.rules.queued_life {
                     life
                 } else {
-                    self.link.life
+                    self.links[node].life
                 };
                 self.calls[index].phase = Phase::Waiting { seq, life };
                 for event in kept {
-                    self.take_event(event, 0, setup); // in their order
+                    self.take_event(node, event, 0, setup); // in their order
                 }
             }
             Reply::NoSession => self.calls[index].phase = Phase::Refused,
@@ -451,7 +543,7 @@ impl Client {
         }
     }
 
-    fn hear_renew(&mut self, request: &Request, reply: &Reply, setup: &Setup) {
+    fn hear_renew(&mut self, node: usize, request: &Request, reply: &Reply, setup: &Setup) {
         let is_it = |held: &&mut Held| held.is_of(request) && held.guard != Guard::Gone;
         let Some(held) = self.holds.iter_mut().find(is_it) else {
             return;
@@ -459,8 +551,9 @@ impl Client {
         held.renewal = Renewal::None;
         match reply {
             Reply::Done(true) if held.says_held(setup) => {
-                (held.lease, held.life) = (held.asked_lease, self.link.life);
-                held.grace = self.link.confirmed;
+                let link = &self.links[node];
+                (held.lease, held.node) = (held.asked_lease, node);
+                (held.life, held.grace) = (link.life, link.confirmed);
             }
             Reply::Done(true) => {} // too late: the guard has said that it is lost
             Reply::NoSession => held.renewal = Renewal::Needed,
@@ -470,15 +563,17 @@ impl Client {
 
     // Time and connections.
 
-    /// Whether something goes on only after the next EVENTS reply.
-    pub(crate) fn needs_events(&self, setup: &Setup) -> bool {
-        self.link.binding == Binding::Closed
-            || self.calls.iter().any(|call| call.phase == Phase::Refused)
-            || self.holds.iter().any(|held| held.must_renew(setup))
+    /// Whether something goes on only after the next EVENTS reply of this node.
+    pub(crate) fn needs_events(&self, node: usize, setup: &Setup) -> bool {
+        let mut calls = self.calls.iter().filter(|call| call.node == node);
+        let mut holds = self.holds.iter().filter(|held| held.node == node);
+        self.links[node].binding == Binding::Closed
+            || calls.any(|call| call.phase == Phase::Refused)
+            || holds.any(|held| held.must_renew(setup))
     }
 
     pub(crate) fn tick(&mut self) {
-        self.link.tick();
+        self.links.iter_mut().for_each(Link::tick);
         let calls = self.calls.iter_mut().map(|call| &mut call.asked_lease);
         let holds = self.holds.iter_mut();
         let holds =
@@ -489,10 +584,10 @@ impl Client {
     }
 
     /// The command connection is replaced: all without an answer is sent again, in order.
-    pub(crate) fn send_again(&mut self, setup: &Setup) {
-        self.link.sent = 0;
+    pub(crate) fn send_again(&mut self, node: usize, setup: &Setup) {
+        self.links[node].sent = 0;
         if !setup.rules.undo_until_answered {
-            self.link.pending.retain(|pending| !pending.is_undo);
+            self.links[node].pending.retain(|pending| !pending.is_undo);
             self.calls.retain(|call| call.phase != Phase::Undoing);
         }
     }

@@ -146,6 +146,8 @@ pub(crate) enum Reply {
         life: u8,
     },
     NoSession,
+    /// The slot is at the other node: nothing was carried out.
+    Moved,
     /// `WAITING` or `DEADLOCK`: the call ends with this error.
     Refused,
     /// Of RELEASE, RENEW and CANCEL: whether there was something to do.
@@ -166,9 +168,11 @@ pub(crate) enum Kind {
     Timeout,
     Left,
     Lost,
+    /// An event `error` with the text `MOVED …`. With a token it is about a hold.
+    Moved,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Event {
     pub(crate) seq: u8,
     pub(crate) kind: Kind,

@@ -4,9 +4,9 @@
 use crate::acts::Act;
 use crate::client::{Held, Phase, Renewal};
 use crate::locks::{Hold, Locks, Wait};
-use crate::server::{PROMOTED, Session};
+use crate::server::{PROMOTED, Server, Session};
 use crate::setup::{Budget, Setup};
-use crate::world::{DEPOSED, PRIMARY, World};
+use crate::world::{End, World};
 
 /// Steps without a fault after which a run is called endless.
 const STEPS_MAX: usize = 300;
@@ -60,17 +60,18 @@ impl World {
     }
 
     fn may_say_held(&self, held: &Held) -> bool {
-        let server = &self.servers[PRIMARY];
+        let server = self.primary();
+        let ended = (held.subject.names, held.token);
         // Not promised: asynchronous replication can lose what the deposed primary granted.
         let is_of_deposed = server.lives >= PROMOTED && held.life <= PROMOTED;
         self.is_there(held)
             || is_of_deposed
-            || server.excused.contains(&(held.subject.names, held.token))
+            || self.servers.iter().any(|s| s.excused.contains(&ended))
     }
 
     /// Whether the server has the hold of this guard.
     fn is_there(&self, held: &Held) -> bool {
-        let found = self.servers[PRIMARY].locks.hold(held.subject);
+        let found = self.primary().locks.hold(held.subject);
         found.is_some_and(|hold| hold.token == held.token)
     }
 
@@ -112,9 +113,9 @@ impl World {
             Act::Arrive(i) if self.connections[i].is_open_at_client => Rank::Arrive,
             Act::ClientNotices(_) => Rank::ClientNotices,
             Act::Arrive(_) => Rank::Late,
-            Act::GiveUp(i) if self.connections[i].server == DEPOSED => Rank::Late,
+            Act::GiveUp(i) if self.is_deposed(self.connections[i].server) => Rank::Late,
             Act::ServerNotices(_) => Rank::ServerNotices,
-            Act::EndBlock(i) if self.clients[self.connections[i].client].needs_events(setup) => {
+            Act::EndBlock(i) if self.awaits_events(self.connections[i].end, setup) => {
                 Rank::EndBlock
             }
             Act::Unlock { .. } | Act::ContenderReleases(_) => Rank::Program,
@@ -123,9 +124,13 @@ impl World {
         Some(rank)
     }
 
+    fn awaits_events(&self, End { client, node }: End, setup: &Setup) -> bool {
+        self.clients[client].needs_events(node, setup)
+    }
+
     /// A failover may have lost the RELEASE of a hold. Its lease ends it: that much is promised.
     fn release_inherited(&mut self, setup: &Setup) -> bool {
-        let server = &mut self.servers[PRIMARY];
+        let server = self.primary_mut();
         let inherited = server
             .locks
             .holds
@@ -148,13 +153,23 @@ impl World {
     }
 
     fn left_over(&self) -> Option<&'static str> {
-        let server = &self.servers[PRIMARY];
+        let server = self.primary();
         let mut calls = self.clients.iter().flat_map(|client| &client.calls);
-        let is_listened_to = |session: &Session| {
+        let is_listened_to = |node: usize, session: &Session| {
             let client = session.client.map(|client| &self.clients[client]);
-            client.is_some_and(|client| session.connection == Some(client.link.epoch))
+            client.is_some_and(|client| session.connection == Some(client.links[node].epoch))
         };
-        let has_events = |session: &Session| !session.events.is_empty();
+        let is_listened_to = |(node, server): (usize, &Server)| {
+            server
+                .sessions
+                .iter()
+                .all(|session| is_listened_to(node, session))
+        };
+        let has_events = |server: &Server| {
+            let mut sessions = server.sessions.iter();
+            sessions.any(|session| !session.events.is_empty())
+        };
+        let mut nodes = self.servers.iter().enumerate();
         let left = [
             (
                 calls.any(|call| call.phase != Phase::Undoing),
@@ -175,11 +190,11 @@ impl World {
                 "a hold is left until its lease or session ends",
             ),
             (
-                !server.sessions.iter().all(is_listened_to),
+                !nodes.all(is_listened_to),
                 "a session is left to which no client listens",
             ),
             (
-                server.sessions.iter().any(has_events),
+                self.servers.iter().any(has_events),
                 "an event is left that is never acknowledged",
             ),
         ];

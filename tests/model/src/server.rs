@@ -1,5 +1,7 @@
 //! The server: sessions, and what each command does.
 
+use std::mem;
+
 use crate::locks::{Hold, Locks, Notice, Wait};
 use crate::message::{Command, Event, Kind, Mode, Names, Reply, Request, Subject};
 use crate::setup::Setup;
@@ -29,6 +31,8 @@ pub(crate) struct Session {
 pub(crate) struct Server {
     pub(crate) locks: Locks,
     pub(crate) sessions: Vec<Session>,
+    /// The locks' slot is at another node.
+    pub(crate) has_moved: bool,
     /// Of each client: its bound connection. BIND numbers are compared with this one's alone.
     pub(crate) bound: Vec<Option<u8>>,
     /// The last life. It survives restarts.
@@ -78,6 +82,9 @@ impl Server {
             subject,
             call,
         } = *request;
+        if self.has_moved {
+            return Reply::Moved;
+        }
         self.adopt(subject, call);
         match command {
             Command::Acquire => self.acquire(client, subject, call, setup),
@@ -470,6 +477,26 @@ impl Server {
         {
             self.end_session(life, setup);
         }
+    }
+
+    /// The slot goes to another node: the waits end, and the holds go with it.
+    pub(crate) fn move_away(&mut self, setup: &Setup) -> Vec<Hold> {
+        self.has_moved = true;
+        for wait in mem::take(&mut self.locks.waits) {
+            self.tell(wait.ended(Kind::Moved, 0));
+        }
+        let mut holds = mem::take(&mut self.locks.holds);
+        for hold in holds.iter().filter(|_| setup.rules.moved_told) {
+            self.tell(Notice {
+                kind: Kind::Moved,
+                ..hold.lost()
+            });
+        }
+        for hold in &mut holds {
+            hold.life = 0;
+        }
+        self.end_idle_sessions(setup);
+        holds
     }
 
     /// Sessions and waits are not stored; holds are, unless the data is lost.

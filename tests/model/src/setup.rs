@@ -55,6 +55,8 @@ numbers! {
         timeouts = 0,
         /// ACQUIREs that the server refuses with an error, as `OOM`.
         errors = 0,
+        /// Times that the slot of the locks moves to the other node.
+        moves = 0,
         /// Times that a contender on a plain connection takes a lock or queues for it.
         plain = 0,
         /// Sessions whose unacknowledged events are too many.
@@ -75,6 +77,8 @@ numbers! {
         joint = 0,
         /// 1: the names are read-write locks.
         read_write = 0,
+        /// Nodes of the cluster, 1 or 2. All locks are in one slot.
+        nodes = 1,
         /// 1: a call enters a hold of its owner again.
         reentry = 0,
         /// Length of a lease, in ticks.
@@ -145,6 +149,15 @@ rules! {
     count_guards,
     /// A call for several locks counts as a guard of those that it enters again from its beginning.
     count_at_once,
+    /// A slot that moves away is told to the sessions that hold its locks; they renew there.
+    moved_told,
+    /// An event is about waits and holds at the node that told it: another node may have the same
+    /// life, and the same token.
+    event_node,
+    /// An ACQUIRE that is answered MOVED goes to the other node only while its call goes on.
+    moved_undone,
+    /// Once RENEW goes to another node, the session of the old one confirms the hold no more.
+    moved_grace,
     /// EVENTS with a smaller EPOCH is refused.
     epoch,
     /// EVENTS answers at once if the life named by AFTER is not the session's.

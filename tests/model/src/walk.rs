@@ -114,7 +114,8 @@ fn next_level(
             if after
                 .clients
                 .iter()
-                .any(|client| client.link.number > setup.size.binds)
+                .flat_map(|client| &client.links)
+                .any(|link| link.number > setup.size.binds)
             {
                 report.cut_off += 1;
                 continue;
@@ -186,8 +187,8 @@ impl World {
         };
         let c = &self.connections[i];
         format!(
-            "client {}, {:?} connection {}: {what}",
-            c.client, c.purpose, c.number
+            "{:?}, {:?} connection {}: {what}",
+            c.end, c.purpose, c.number
         )
     }
 }

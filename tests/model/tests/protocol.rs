@@ -99,3 +99,18 @@ fn a_call_may_enter_a_hold_of_its_owner_again() {
 fn a_call_for_several_locks_may_enter_some_again() {
     holds_within("--names=2 --joint=1 --calls=2 --plain=1 --reentry=1 --breaks=1 --drops=1");
 }
+
+#[test]
+fn a_slot_may_move_while_connections_are_cut() {
+    holds_within("--nodes=2 --calls=1 --moves=1 --plain=1 --cuts=1 --drops=1 --renews=1");
+}
+
+#[test]
+fn a_slot_may_move_away_and_come_back() {
+    holds_within("--nodes=2 --calls=2 --moves=2 --plain=1 --drops=1");
+}
+
+#[test]
+fn a_hold_that_has_moved_may_be_broken() {
+    holds_within("--nodes=2 --calls=1 --moves=1 --breaks=1 --plain=1");
+}
