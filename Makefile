@@ -1,7 +1,7 @@
 # The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
 
 .DEFAULT_GOAL := help
-.PHONY: help run cli test soak chaos simulate check test-servers prometheus interop languages memcheck fuzz \
+.PHONY: help run cli test soak chaos simulate model check test-servers prometheus interop languages memcheck fuzz \
 	faults simulate-faults bench plots instructions dist dist-check dist-arm64 dist-debian release-check \
 	install clean
 
@@ -35,6 +35,9 @@ chaos: install ## A storm over real servers and its checkers; CHAOS_SECONDS=, CH
 simulate: install ## Simulate clients, links and servers from seeds; SECONDS=, SEED=, FROM=, FILE=, ONLY=
 	SIMULATE_SECONDS=$(or $(SECONDS),60) SIMULATE_SEED=$(SEED) SIMULATE_FROM=$(FROM) \
 		SIMULATE_FILE=$(FILE) SIMULATE_ONLY=$(ONLY) scripts/simulate
+
+model: install ## Search every state of the protocol's model, within each line of tests/model/bounds.txt
+	@while read -r bounds; do cargo run -q --release -p rlock-model -- $$bounds || exit 1; done < tests/model/bounds.txt
 
 check: install ## Formatting, lints, documentation and the core's tests: before each commit
 	cargo fmt --all --check
