@@ -12,7 +12,7 @@ pub(super) fn fields(server: &Server, name: &str) -> BTreeMap<String, String> {
     let pairs = flat.chunks(2).map(|pair| {
         // A writer's token differs each time: the count and a `t` are left of its field.
         let value = match pair[1].split_once(":t") {
-            Some((count, token)) if token.parse::<i64>().is_ok() => format!("{count}:t"),
+            Some((count, _)) if pair[0].ends_with(":write") => format!("{count}:t"),
             _ => pair[1].clone(),
         };
         (pair[0].clone(), value)

@@ -65,7 +65,7 @@ impl Decision<'_> {
     /// Whether a session's read hold with the grant's token is still on record. Then it is the hold
     /// of this grant, even if the token is gone because another client has written to the timeout
     /// keys: a later hold of the same owner has another token, or belongs to no session. Without
-    /// this check a grant that is over (BREAK, RELEASE, DEL) would take the owner's newer hold away.
+    /// this check a grant that is over (BREAK, RELEASE, DEL) would end the owner's newer hold.
     fn is_held_by_its_session(&self, release: &PendingRelease) -> bool {
         if release.mode != Mode::Read {
             return false;
@@ -96,8 +96,7 @@ fn is_hold(stored: &Stored, mode: Mode, token: Option<Token>) -> bool {
         .own(mode)
         .is_some_and(|(_, stored_token)| match mode {
             Mode::Read => stored_token.is_none() || stored_token == token,
-            // For a script's hold of a plain lock the key may have a token that another owner in the
-            // hash was given.
+            // A script's plain hold has none, but its key may have that of another owner.
             Mode::Plain | Mode::Write | Mode::Permits => token.is_none() || stored_token == token,
         })
 }

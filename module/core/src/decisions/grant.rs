@@ -15,8 +15,8 @@ use std::rc::Rc;
 impl Decision<'_> {
     // --- After the end of a hold -----------------------------------------------------------------
 
-    /// Deletes the key of a free lock, and lets the next waiter in. If the lock is free, exactly one
-    /// unlock message is published.
+    /// Deletes the key of a free lock, and lets the next waiter in. If the lock is free, exactly
+    /// one unlock message is published.
     pub(crate) fn follow(&mut self, then: Then) {
         self.delete_if_free(then);
         self.let_next_in(then);

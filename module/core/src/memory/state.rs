@@ -67,8 +67,8 @@ impl Locks {
         self.mark_dirty(lock)
     }
 
-    /// Other clients may have changed all keys of a database, or of all databases. Or the wall clock
-    /// was set, and every lease ends at another moment than expected.
+    /// Other clients may have changed all keys of a database, or of all databases. Or the wall
+    /// clock was set, and every lease ends at another moment than expected.
     pub fn all_changed(&mut self, db: Option<i32>) {
         for id in self.table.in_database(db) {
             self.mark_record(id);

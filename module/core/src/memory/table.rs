@@ -953,10 +953,10 @@ impl LockTable {
         Some(id)
     }
 
-    /// A lock whose look is due now, after this many looks in the turn; whether its key must be read;
-    /// and its first waiter that was not noted, if its wait is long by now. That waiter counts as
-    /// noted afterwards. If there are more, the next look is due at once, behind those at other
-    /// locks.
+    /// A lock whose look is due now, after this many looks in the turn; whether its key must be
+    /// read; and its first waiter that was not noted, if its wait is long by now. That waiter
+    /// counts as noted afterwards. If there are more, the next look is due at once, behind those at
+    /// other locks.
     pub(crate) fn take_look(
         &mut self,
         looks: usize,

@@ -498,8 +498,8 @@ impl Locks {
     /// The next task that keeps hashes from growing without bound.
     fn next_sweep(&self, turn: &Turn<'_>, now: Now) -> Option<Task> {
         turn.later?;
-        // A part can take longer than the pause between two parts. The next one is then due at once,
-        // but not in this turn.
+        // A part can take longer than the pause between two parts. The next one is then due at
+        // once, but not in this turn.
         if turn.budget.is_spent(now) {
             return None;
         }

@@ -193,8 +193,8 @@ fn a_slow_sweep_ends_the_turn() {
     assert!(parts > 0);
 }
 
-/// A script made the owners of both waiters holders. The second waits for another lock too, which is
-/// free: it is granted in the same turn as the first.
+/// A script made the owners of both waiters holders. The second waits for another lock too, which
+/// is free: it is granted in the same turn as the first.
 #[test]
 fn a_wait_for_several_is_granted_right_after_a_reentry() {
     let mut locks = Locks::default();
