@@ -117,7 +117,7 @@ fn a_scripts_writer_has_no_token_until_it_enters_again_here() {
             assert_eq!(conn.run(&release), left);
         }
     }
-    // What it gives back before that leaves a bare number.
+    // A release before that leaves a bare number.
     conn.run("HSET k mode write w:write 2");
     assert_eq!(conn.run("RLOCK.RELEASE k w WRITE"), 1);
     assert_eq!(conn.run("HGET k w:write"), "1");

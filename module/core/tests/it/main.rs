@@ -23,7 +23,7 @@ fn locks_that_log() -> Locks {
     locks
 }
 
-/// What must be true within the core between two calls. A build for speed has no such checks.
+/// The statements that hold within the core between two calls. A fast build has no such checks.
 fn assert_invariants(locks: &Locks) {
     #[cfg(debug_assertions)]
     locks.assert_invariants();
