@@ -312,32 +312,54 @@ fn a_java_writer_that_becomes_a_reader_lets_ours_in_within_seconds() {
 }
 
 #[test]
-fn java_reads_our_holds_as_its_own() {
+fn java_reads_our_read_holds_as_its_own() {
     let server = Server::start();
     let redisson = Redisson::of(&server);
     let (java, mut conn) = (redisson.owner(), server.connect());
     let owner = java.id();
-    for mode in ["read", "write"] {
-        let ask = |what: &str| java.ask(&format!("{mode} k {what}"));
-        assert_eq!(ask("islocked"), "false");
-        take(&mut conn, &owner, mode);
-        assert_eq!(ask("islocked"), "true");
-        assert_eq!(ask("isheld"), "true");
-        assert_eq!(ask("count"), "1");
-        let ttl: u64 = ask("ttl").parse().unwrap();
-        assert!((20_000..=30_000).contains(&ttl), "{ttl}");
-        // It enters what we took in its name, and gives back both.
-        java.does(&format!("{mode} k lock"));
-        assert_eq!(ask("count"), "2");
-        take(&mut conn, &owner, mode);
-        assert_eq!(ask("count"), "3");
-        for _ in 0..3 {
-            java.does(&format!("{mode} k unlock"));
-        }
-        assert_eq!(ask("count"), "0");
-        // Redisson notes for a moment that it has unlocked.
-        until("nothing is left", || server.run("DBSIZE") == 0);
+    let ask = |what: &str| java.ask(&format!("read k {what}"));
+    assert_eq!(ask("islocked"), "false");
+    take(&mut conn, &owner, "read");
+    assert_eq!(ask("islocked"), "true");
+    assert_eq!(ask("isheld"), "true");
+    assert_eq!(ask("count"), "1");
+    let ttl: u64 = ask("ttl").parse().unwrap();
+    assert!((20_000..=30_000).contains(&ttl), "{ttl}");
+    // It enters what we took in its name, and gives back both.
+    java.does("read k lock");
+    assert_eq!(ask("count"), "2");
+    take(&mut conn, &owner, "read");
+    assert_eq!(ask("count"), "3");
+    for _ in 0..3 {
+        java.does("read k unlock");
     }
+    assert_eq!(ask("count"), "0");
+    // Redisson notes for a moment that it has unlocked.
+    until("nothing is left", || server.run("DBSIZE") == 0);
+}
+
+#[test]
+fn java_sees_our_write_hold_in_its_name_and_cannot_count_it() {
+    let server = Server::start();
+    let redisson = Redisson::of(&server);
+    let (java, mut conn) = (redisson.owner(), server.connect());
+    let owner = java.id();
+    let ask = |what: &str| java.ask(&format!("write k {what}"));
+    assert_eq!(ask("islocked"), "false");
+    take(&mut conn, &owner, "write");
+    assert_eq!(ask("islocked"), "true");
+    assert_eq!(ask("isheld"), "true");
+    let ttl: u64 = ask("ttl").parse().unwrap();
+    assert!((20_000..=30_000).contains(&ttl), "{ttl}");
+    let field = server.run(format!("HGET k {owner}:write")).text();
+    for what in ["count", "lock", "unlock"] {
+        let refused = ask(what);
+        assert!(refused.starts_with("error"), "{what}: {refused}");
+        assert_eq!(server.run(format!("HGET k {owner}:write")), field);
+    }
+    assert_eq!(let_go(&mut conn, &owner, "write"), 0);
+    assert_eq!(ask("islocked"), "false");
+    until("nothing is left", || server.run("DBSIZE") == 0);
 }
 
 #[test]
