@@ -7,13 +7,13 @@
 use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Effect, Field, Holder, Value, Write};
 use crate::interface::error::CommandError;
+use crate::interface::event::{EventKind, LostReason};
 use crate::interface::request::Acquire;
 use crate::interface::stored::{Count, Stored};
 use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::agenda::Job;
 use crate::memory::hold::HoldIndex;
 use crate::memory::log::metrics::count;
-use crate::memory::session::{Event, EventKind, LostReason};
 use crate::memory::state::{Locks, held_ms};
 use crate::values::ids::{HoldId, RecordId, SessionId};
 use crate::values::known::Known;
@@ -376,11 +376,6 @@ impl Decision<'_> {
             count(&mut of.lost);
         }
         self.log_lost(&hold, reason);
-        let event = Event {
-            kind,
-            lock: hold.lock,
-            owner: hold.owner,
-        };
-        self.locks.tell(hold.session, event, self.effects);
+        self.locks.tell_of(hold, kind, self.effects);
     }
 }

@@ -55,6 +55,7 @@ impl Decision<'_> {
                 .token
                 .filter(|_| !self.is_held_by_its_session(release)),
             lease: None,
+            by: None,
         };
         if let Ok(Some((_, then))) = self.release_own(stored, &request) {
             self.follow(then);

@@ -189,11 +189,10 @@ impl Decision<'_> {
         message: Option<Mode>,
         enter: impl FnOnce(&mut Self, &Entry<'_>) -> Result<(i64, Grant), CommandError>,
     ) -> Option<Waiter> {
-        let (waiter, lock) = (self.locks.table.get(id)?, self.locks.lock_of(id)?);
-        let owner = Rc::clone(&waiter.owner);
+        let (waiter, of) = (self.locks.table.get(id)?, self.locks.wait_of(id)?);
         let entry = Entry {
-            owner: &owner,
-            holder: Holder::Other(Rc::clone(&owner)),
+            owner: &of.owner,
+            holder: Holder::Other(Rc::clone(&of.owner)),
             mode: waiter.mode,
             asked: waiter.asked,
             token: None,
@@ -210,9 +209,7 @@ impl Decision<'_> {
             self.publish(message);
         }
         self.count_waited(self.now.mono_ms.saturating_sub(waiter.since));
-        let told = Rc::clone(&waiter.owner);
-        self.locks
-            .tell_granted(&lock, waiter.reply_to, told, held, grant, self.effects);
+        self.locks.tell_granted(of, held, grant, self.effects);
         Some(waiter)
     }
 

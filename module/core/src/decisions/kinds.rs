@@ -3,6 +3,7 @@
 use crate::decisions::decision::{Decision, Entry, Then};
 use crate::interface::effect::Write;
 use crate::interface::error::CommandError;
+use crate::interface::event::{EventKind, LostReason};
 use crate::interface::request::{Release, Renew};
 use crate::interface::stored::Stored;
 use crate::values::ids::SessionId;
@@ -20,8 +21,7 @@ impl Decision<'_> {
         stored: &Stored,
         entry: &Entry<'_>,
     ) -> Result<(i64, Token), CommandError> {
-        let is_held = stored.own(entry.mode).is_some();
-        if !is_held {
+        if stored.own(entry.mode).is_none() {
             // A session may still have a former hold of this owner on record, which others ended,
             // or whose lease is over. It is not the new hold, so it counts as lost.
             self.lose_hold(entry.owner, entry.mode);
@@ -29,7 +29,7 @@ impl Decision<'_> {
         if stored.leaves_hash() {
             self.write(Write::Delete);
         }
-        let entered = match (entry.mode, stored) {
+        Ok(match (entry.mode, stored) {
             (Mode::Plain, Stored::Plain(hash)) => self.reenter_plain(hash, entry)?,
             (Mode::Plain, _) => self.begin_plain(entry),
             (Mode::Permits, _) => self.enter_permits(&stored.permits(), entry)?,
@@ -37,12 +37,7 @@ impl Decision<'_> {
                 self.enter_read_write(hash, entry)?
             }
             (Mode::Read | Mode::Write, _) => self.begin_read_write(entry),
-        };
-        if entry.once && is_held {
-            let (owner, mode) = (entry.owner, entry.mode);
-            self.locks.sessions.confirm(self.at, owner, mode, true);
-        }
-        Ok(entered)
+        })
     }
 
     /// Gives one of the owner's `held` holds back, or permits. Returns what the owner has left.
@@ -55,12 +50,26 @@ impl Decision<'_> {
         let left = held.saturating_sub(1);
         match stored {
             Stored::Permits(hash) => return self.release_permits(hash, request),
-            _ if left == 0 => return Ok((0, self.end(stored, request.owner, request.mode))),
+            _ if left == 0 => return Ok((0, self.give_back(stored, request))),
             Stored::Plain(hash) => self.count_down_plain(hash, left, request),
             Stored::ReadWrite(hash) => self.count_down_read_write(hash, left, request),
             Stored::Free | Stored::NoHolder | Stored::OtherType => {}
         }
         Ok((left, Then::Nothing))
+    }
+
+    /// The owner gives its hold back. The session that has it is told, unless it was its own
+    /// connection that gave it back.
+    pub(crate) fn give_back(&mut self, stored: &Stored, request: &Release<'_>) -> Then {
+        let hold = self.session_hold(request.owner, request.mode);
+        let hold = hold.and_then(|hold| self.locks.holds.get(hold));
+        if let Some((hold, by)) = hold.zip(request.by)
+            && !self.locks.sessions.is_bound(hold.session, by)
+        {
+            let (hold, released) = (hold.clone(), EventKind::Lost(LostReason::Released));
+            self.locks.tell_of(hold, released, self.effects);
+        }
+        self.end(stored, request.owner, request.mode)
     }
 
     /// Ends the owner's hold in this mode, whatever its count.

@@ -1,10 +1,10 @@
 //! The texts of the log about holds that were lost, broken or long.
 
 use crate::decisions::decision::Decision;
+use crate::interface::event::LostReason;
 use crate::interface::stored::HeldBy;
 use crate::memory::hold::SessionHold;
 use crate::memory::log::event_log::LogEvent;
-use crate::memory::session::LostReason;
 use crate::memory::state::held_ms;
 use crate::values::mode::Mode;
 use crate::values::token::Token;
@@ -18,7 +18,7 @@ impl Decision<'_> {
         let why = match reason {
             LostReason::Expired => "its lease was over",
             LostReason::Deleted => "its key was deleted, or written by somebody else",
-            LostReason::Broken => return,
+            LostReason::Broken | LostReason::Released => return,
         };
         if !self.locks.log.is_on() {
             return;

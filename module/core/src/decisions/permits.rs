@@ -100,7 +100,7 @@ impl Decision<'_> {
             return Err(CommandError::PermitsNotHeld(held));
         }
         let Some(permits) = Permits::new(left) else {
-            let then = self.end(&Stored::Permits(*hash), request.owner, Mode::Permits);
+            let then = self.give_back(&Stored::Permits(*hash), request);
             return Ok((0, then));
         };
         let rest = PermitsHold { permits, ..own };

@@ -34,12 +34,16 @@ impl Decision<'_> {
         entry: &Entry<'_>,
     ) -> Result<(i64, Token), CommandError> {
         let (held, entered) = entry.counted(hash.own)?;
-        // A hold that a script took has no token yet. Our own hold keeps the token of its grant.
-        let token = hash.token().unwrap_or_else(|| self.mint());
+        // A hold that a script took has no token yet. Our own hold keeps the token of its grant,
+        // but for one case: ONCE takes other locks with it, and names one token for all. The
+        // answer to a command that was sent twice would otherwise not tell which token is whose.
+        let shared = entry.token.filter(|_| entry.once);
+        let token = shared.or(hash.token()).unwrap_or_else(|| self.mint());
         count(&mut self.locks.counters.reentries);
         let owner = || Field::Owner(entry.holder.clone());
         let entered_anew = (entered != held).then(|| (owner(), Value::Number(entered)));
-        let token_anew = (hash.token().is_none()).then_some((Field::Fence, Value::Fence(token)));
+        let token_anew =
+            (hash.token() != Some(token)).then_some((Field::Fence, Value::Fence(token)));
         match (entered_anew, token_anew) {
             (Some(first), second) => self.write(Write::Set(first, second)),
             (None, Some(first)) => self.write(Write::Set(first, None)),

@@ -9,7 +9,7 @@ use crate::decisions::pending_wait::PendingWait;
 use crate::decisions::telling::TOLD_AT_ONCE;
 use crate::interface::effect::{Effect, Grant, Holder, WaitOutcome};
 use crate::interface::error::CommandError;
-use crate::interface::request::{MultiAcquire, Release, WaitMode};
+use crate::interface::request::{MultiAcquire, MultiRelease, Release, WaitMode};
 use crate::interface::stored::{Count, Hash, Stored};
 use crate::memory::agenda::Job;
 use crate::memory::log::metrics::count;
@@ -151,7 +151,7 @@ impl Locks {
     pub(crate) fn release_several(
         &mut self,
         several: &LockSet<'_>,
-        owner: &[u8],
+        request: &MultiRelease<'_>,
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Result<i64, CommandError> {
@@ -167,11 +167,12 @@ impl Locks {
         for (place, lock, stored) in several.each() {
             let request = Release {
                 key: lock.name,
-                owner,
+                owner: request.owner,
                 mode: Mode::Plain,
                 permits: None,
                 token: None,
                 lease: None,
+                by: request.by,
             };
             let mut decision = self.decision(lock, place, now, effects);
             if let Some((_, then)) = decision.release_own(stored, &request)? {

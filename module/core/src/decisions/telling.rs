@@ -2,42 +2,112 @@
 
 use crate::interface::effect::{Effect, Grant, WaitOutcome};
 use crate::interface::error::CommandError;
-use crate::memory::session::{Event, EventKind};
+use crate::interface::event::{Event, EventKind};
+use crate::memory::hold::SessionHold;
 use crate::memory::state::Locks;
 use crate::memory::table::ReplyTarget;
 use crate::values::ids::{RecordId, SessionId, WaiterId};
 use crate::values::lock_key::LockKey;
+use crate::values::mode::Mode;
+use crate::values::token::Token;
 use std::rc::Rc;
 
 /// One decision refuses at most this many waiters that have nothing to wait for.
 pub(crate) const TOLD_AT_ONCE: usize = 100;
 
+/// A wait, and whom to tell how it ended. A wait for several locks is told under its first lock.
+pub(crate) struct WaitOf {
+    pub(crate) lock: LockKey,
+    pub(crate) owner: Rc<[u8]>,
+    mode: Mode,
+    reply_to: ReplyTarget,
+}
+
 impl Locks {
-    pub(crate) fn tell(&mut self, session: SessionId, event: Event, effects: &mut Vec<Effect>) {
+    pub(crate) fn wait_of(&self, id: WaiterId) -> Option<WaitOf> {
+        let waiter = self.table.get(id)?;
+        Some(WaitOf {
+            lock: self.lock_of(id)?,
+            owner: Rc::clone(&waiter.owner),
+            mode: waiter.mode,
+            reply_to: waiter.reply_to,
+        })
+    }
+
+    fn tell(&mut self, session: SessionId, event: Event, effects: &mut Vec<Effect>) {
         effects.extend(self.sessions.tell(session, event).map(Effect::Wake));
+    }
+
+    /// Tells the session of a hold what happened to it.
+    pub(crate) fn tell_of(
+        &mut self,
+        hold: SessionHold,
+        kind: EventKind,
+        effects: &mut Vec<Effect>,
+    ) {
+        let event = Event {
+            kind,
+            lock: hold.lock,
+            owner: hold.owner,
+            mode: hold.mode,
+            token: hold.token,
+        };
+        self.tell(hold.session, event, effects);
+    }
+
+    /// Tells a session that one of its waits is over, and with which token if it was granted.
+    fn tell_over(
+        &mut self,
+        session: SessionId,
+        of: WaitOf,
+        kind: EventKind,
+        token: Option<Token>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let WaitOf {
+            lock, owner, mode, ..
+        } = of;
+        let event = Event {
+            kind,
+            lock,
+            owner,
+            mode,
+            token,
+        };
+        self.tell(session, event, effects);
     }
 
     pub(crate) fn tell_granted(
         &mut self,
-        lock: &LockKey,
-        reply_to: ReplyTarget,
-        owner: Rc<[u8]>,
+        of: WaitOf,
         count: i64,
         grant: Grant,
         effects: &mut Vec<Effect>,
     ) {
-        let lock = lock.clone();
-        match reply_to {
+        match of.reply_to {
             ReplyTarget::Client { handle, .. } => effects.push(Effect::Grant {
                 client: handle,
-                lock,
-                owner,
+                lock: of.lock,
+                owner: of.owner,
                 count,
                 grant,
             }),
             ReplyTarget::Session(session) => {
-                let kind = EventKind::Granted(grant);
-                self.tell(session, Event { kind, lock, owner }, effects);
+                self.tell_over(session, of, EventKind::Granted, Some(grant.token), effects);
+            }
+        }
+    }
+
+    /// The session connection closed: tells the session that one of its waits has left. A waiter
+    /// that is blocked on a connection of its own is told there.
+    pub(crate) fn tell_detached(&mut self, of: WaitOf, effects: &mut Vec<Effect>) {
+        match of.reply_to {
+            ReplyTarget::Client { handle, .. } => effects.push(Effect::Leave {
+                client: handle,
+                why: WaitOutcome::Refused(CommandError::NoSession),
+            }),
+            ReplyTarget::Session(session) => {
+                self.tell_over(session, of, EventKind::Left, None, effects);
             }
         }
     }
@@ -51,9 +121,9 @@ impl Locks {
     ) -> Option<()> {
         // A wait for several locks is told once, under its first lock.
         let id = self.main_waiter(id)?;
-        let lock = self.lock_of(id)?;
-        let waiter = self.leave_untold(id)?;
-        self.tell_left(&lock, waiter.reply_to, waiter.owner, why, effects);
+        let of = self.wait_of(id)?;
+        self.leave_untold(id)?;
+        self.tell_left(of, why, effects);
         Some(())
     }
 
@@ -82,15 +152,8 @@ impl Locks {
         told > 0
     }
 
-    pub(crate) fn tell_left(
-        &mut self,
-        lock: &LockKey,
-        reply_to: ReplyTarget,
-        owner: Rc<[u8]>,
-        why: WaitOutcome,
-        effects: &mut Vec<Effect>,
-    ) {
-        match reply_to {
+    pub(crate) fn tell_left(&mut self, of: WaitOf, why: WaitOutcome, effects: &mut Vec<Effect>) {
+        match of.reply_to {
             ReplyTarget::Client { handle, .. } => effects.push(Effect::Leave {
                 client: handle,
                 why,
@@ -100,8 +163,7 @@ impl Locks {
                     WaitOutcome::NotAcquired { ttl_ms } => EventKind::Timeout { ttl_ms },
                     WaitOutcome::Refused(error) => EventKind::Error(error),
                 };
-                let lock = lock.clone();
-                self.tell(session, Event { kind, lock, owner }, effects);
+                self.tell_over(session, of, kind, None, effects);
             }
         }
     }

@@ -4,10 +4,10 @@ use crate::decisions::decision::{Acquired, Decision, Entry, Then};
 use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Holder, TimeoutKey, WaitOutcome, Write};
 use crate::interface::error::CommandError;
-use crate::interface::request::{Acquire, Guard, Release, Renew, WaitMode};
+use crate::interface::event::LostReason;
+use crate::interface::request::{Acquire, Cancel, Guard, Release, Renew, WaitMode};
 use crate::interface::stored::{Count, HeldBy, ReadWrite, Stored};
 use crate::memory::log::metrics::count;
-use crate::memory::session::LostReason;
 use crate::values::circle::Circle;
 use crate::values::ids::{RecordId, WaiterId};
 use crate::values::mode::Mode;
@@ -205,9 +205,6 @@ impl Decision<'_> {
             return Ok(false);
         }
         count(&mut self.locks.counters.renewals);
-        self.locks
-            .sessions
-            .confirm(self.at, request.owner, request.mode, false);
         self.renew_hold(stored, request, session);
         if request.wanted {
             self.ask_if_wanted(request.owner, request.mode);
@@ -227,9 +224,10 @@ impl Decision<'_> {
     }
 
     /// CANCEL: takes the owner's waiter out of the queue. Returns how many there were, 0 or 1.
-    pub(crate) fn cancel(&mut self, stored: &Stored, owner: &[u8]) -> i64 {
+    pub(crate) fn cancel(&mut self, stored: &Stored, request: &Cancel<'_>) -> i64 {
         let queue = self.queue();
-        let waiter = queue.and_then(|queue| self.locks.table.waiter_of(queue, owner));
+        let waiter = queue.and_then(|queue| self.locks.table.waiter_of(queue, request.owner));
+        let waiter = waiter.filter(|(_, of)| request.mode.is_none_or(|mode| of.mode == mode));
         let Some(id) = waiter.map(|(id, _)| id) else {
             return 0;
         };

@@ -9,9 +9,9 @@
 use crate::decisions::decision::Decision;
 use crate::decisions::several::LockSet;
 use crate::interface::effect::Effect;
+use crate::interface::event::EventKind;
 use crate::interface::stored::{Hash, Stored};
 use crate::memory::hold::SessionHold;
-use crate::memory::session::{Event, EventKind};
 use crate::memory::state::Locks;
 use crate::values::ids::{HoldId, RecordId, WaiterId};
 use crate::values::lock_key::LockRef;
@@ -140,12 +140,7 @@ impl Locks {
             let Some(hold) = self.holds.get(*id) else {
                 continue;
             };
-            let event = Event {
-                kind: EventKind::Wanted { waiters },
-                lock: hold.lock.clone(),
-                owner: Rc::clone(&hold.owner),
-            };
-            self.tell(hold.session, event, effects);
+            self.tell_of(hold.clone(), EventKind::Wanted { waiters }, effects);
         }
     }
 }

@@ -75,6 +75,10 @@ pub enum CommandError {
     SessionLength,
     /// A grace that is not an integer within the bounds.
     Grace,
+    /// EPOCH that is not an integer within the bounds.
+    Epoch,
+    /// AFTER with a life or a number of an event that is not an integer within the bounds.
+    After,
     /// BLOCK and QUEUE in one command.
     BlockAndQueue,
     /// QUEUE without the session that would get the event.
@@ -91,6 +95,14 @@ pub enum CommandError {
     OutOfMemory,
     /// The connection with this client id listens to the session now; 0 if it has closed again.
     TakenOver(u64),
+    /// EVENTS or BIND with a smaller EPOCH than this one, which a later connection has named.
+    Stale(u64),
+    /// BIND from a caller that has no connection of its own, or within MULTI.
+    CannotBind,
+    /// BIND on a connection that is bound to another session.
+    BoundToAnother,
+    /// BIND cannot close the former connection, since `CLIENT` is renamed.
+    CannotClose,
     /// EVENTS from a caller that has no connection of its own.
     NoSessionConnection,
     /// EVENTS with BLOCK on a connection that the server does not block.
@@ -209,6 +221,12 @@ impl fmt::Display for CommandError {
                 f,
                 "ERR grace-ms must be an integer from 0 to {GRACE_MS_MAX}"
             ),
+            Self::Epoch => write!(f, "ERR EPOCH must be an integer from 0 to {INTEGER_MAX}"),
+            Self::After => write!(
+                f,
+                "ERR AFTER must be a life and the number of an event, \
+                 integers from 0 to {INTEGER_MAX}"
+            ),
             Self::BlockAndQueue => {
                 f.write_str("ERR option 'QUEUE' cannot be combined with 'BLOCK'")
             }
@@ -235,6 +253,21 @@ impl fmt::Display for CommandError {
                     "TAKENOVER the connection that listens to this session now is {by}"
                 )
             }
+            Self::Stale(known) => write!(
+                f,
+                "STALE a later connection has named EPOCH {known} for this session"
+            ),
+            Self::CannotBind => f.write_str(
+                "ERR RLOCK.BIND needs a connection of its own, \
+                 so not here within MULTI or another call",
+            ),
+            Self::BoundToAnother => {
+                f.write_str("ERR this connection is bound to another session already")
+            }
+            Self::CannotClose => f.write_str(
+                "ERR RLOCK.BIND cannot close the connection that was bound before, \
+                 since this server's command CLIENT is renamed",
+            ),
             Self::NoSessionConnection => f.write_str(
                 "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call",
             ),
@@ -400,7 +433,9 @@ mod tests {
             CommandError::SlotOnItsWay => CommandError::KeyCount,
             CommandError::KeyCount => CommandError::SessionLength,
             CommandError::SessionLength => CommandError::Grace,
-            CommandError::Grace => CommandError::BlockAndQueue,
+            CommandError::Grace => CommandError::Epoch,
+            CommandError::Epoch => CommandError::After,
+            CommandError::After => CommandError::BlockAndQueue,
             CommandError::BlockAndQueue => CommandError::QueueWithoutSession,
             CommandError::QueueWithoutSession => CommandError::WantedWithoutSession,
             CommandError::WantedWithoutSession => CommandError::NoSession,
@@ -408,7 +443,11 @@ mod tests {
             CommandError::SessionOfAnother => CommandError::TooManySessions(7),
             CommandError::TooManySessions(_) => CommandError::OutOfMemory,
             CommandError::OutOfMemory => CommandError::TakenOver(7),
-            CommandError::TakenOver(_) => CommandError::NoSessionConnection,
+            CommandError::TakenOver(_) => CommandError::Stale(7),
+            CommandError::Stale(_) => CommandError::CannotBind,
+            CommandError::CannotBind => CommandError::BoundToAnother,
+            CommandError::BoundToAnother => CommandError::CannotClose,
+            CommandError::CannotClose => CommandError::NoSessionConnection,
             CommandError::NoSessionConnection => CommandError::CannotBlock,
             CommandError::CannotBlock => CommandError::Deadlock(Circle::of_reader(b"X", b"X")),
             CommandError::Deadlock(_) => CommandError::ChainTooLong,
@@ -480,6 +519,6 @@ mod tests {
             );
             count += 1;
         }
-        assert_eq!(count, 64, "all have been looked at");
+        assert_eq!(count, 70, "all have been looked at");
     }
 }

@@ -4,6 +4,7 @@
 pub(crate) mod depth;
 pub(crate) mod effect;
 pub(crate) mod error;
+pub(crate) mod event;
 pub mod guarded;
 pub(crate) mod parse;
 pub mod request;

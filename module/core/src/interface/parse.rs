@@ -1,6 +1,7 @@
 //! From bytes to checked values. A client can send any bytes of any length as arguments.
 
 use crate::interface::error::CommandError;
+use crate::interface::event::Moment;
 use crate::interface::stored_permits::Permits;
 use crate::values::ids::SessionRef;
 use crate::values::limits::GRACE_MS_MAX;
@@ -126,6 +127,22 @@ pub(crate) fn grace(bytes: &[u8]) -> Result<i64, CommandError> {
     integer(bytes)
         .filter(|ms| (0..=GRACE_MS_MAX).contains(ms))
         .ok_or(CommandError::Grace)
+}
+
+pub(crate) fn epoch(bytes: &[u8]) -> Result<u64, CommandError> {
+    number(bytes).ok_or(CommandError::Epoch)
+}
+
+/// A life and the number of an event.
+pub(crate) fn moment(life: &[u8], seq: &[u8]) -> Result<Moment, CommandError> {
+    let life = number(life).and_then(|life| i64::try_from(life).ok());
+    let (life, seq) = life.zip(number(seq)).ok_or(CommandError::After)?;
+    Ok(Moment { life, seq })
+}
+
+fn number(bytes: &[u8]) -> Option<u64> {
+    let number = integer(bytes).filter(|number| *number <= INTEGER_MAX)?;
+    u64::try_from(number).ok()
 }
 
 pub(crate) fn token(bytes: &[u8]) -> Result<Token, CommandError> {

@@ -3,6 +3,7 @@
 //! Each has a `parse` that takes the arguments after the command's name.
 
 use crate::interface::error::CommandError;
+use crate::interface::event::Moment;
 use crate::interface::parse::{self, Arguments, Once, owner};
 use crate::interface::stored_permits::{Permits, PermitsRequest};
 use crate::values::ids::SessionRef;
@@ -231,6 +232,9 @@ pub struct Release<'a> {
     pub token: Option<Token>,
     /// If holds are left, begin the lease anew.
     pub lease: Option<Lease>,
+    /// The client that gives it back; none if no session needs to know. It is not among the
+    /// arguments.
+    pub by: Option<u64>,
 }
 
 impl<'a> Release<'a> {
@@ -263,6 +267,7 @@ impl<'a> Release<'a> {
             permits: permits.get(),
             token: token.get(),
             lease: lease.get(),
+            by: None,
         })
     }
 }
@@ -448,6 +453,8 @@ pub struct MultiRelease<'a> {
     pub owner: &'a [u8],
     /// The locks, in the order in which they were named.
     pub keys: Vec<NamedKey<'a>>,
+    /// As in [`Release::by`].
+    pub by: Option<u64>,
 }
 
 impl<'a> MultiRelease<'a> {
@@ -460,7 +467,8 @@ impl<'a> MultiRelease<'a> {
         let owner = owner(args.next()?)?;
         let keys = keys(&mut args, 3)?;
         args.no_option()?;
-        Ok(Self { owner, keys })
+        let by = None;
+        Ok(Self { owner, keys, by })
     }
 }
 
@@ -533,28 +541,33 @@ fn keys<'a, I: Iterator<Item = &'a [u8]>>(
     Ok(keys)
 }
 
-/// `RLOCK.CANCEL key owner`
+/// `RLOCK.CANCEL key owner [READ | WRITE | PERMITS]`
 #[derive(Clone, Copy, Debug)]
 pub struct Cancel<'a> {
     /// The lock's name.
     pub key: &'a [u8],
     /// The owner whose waiter leaves the queue.
     pub owner: &'a [u8],
+    /// Only a waiter in this mode; none is in any.
+    pub mode: Option<Mode>,
 }
 
 impl<'a> Cancel<'a> {
     /// Reads the arguments.
     ///
     /// # Errors
-    /// An owner out of bounds, or a wrong number of arguments.
+    /// An owner out of bounds, and the first word that is not an option.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
-        let request = Self {
-            key: args.next()?,
-            owner: owner(args.next()?)?,
-        };
-        args.finish()?;
-        Ok(request)
+        let (key, owner) = (args.next()?, owner(args.next()?)?);
+        let mut mode = ModeOption::new();
+        while let Some(word) = args.option() {
+            if !mode.set_without_number(word)? {
+                return Err(parse::unknown(word));
+            }
+        }
+        let mode = mode.0;
+        Ok(Self { key, owner, mode })
     }
 }
 
@@ -662,11 +675,15 @@ impl<'a> Log<'a> {
     }
 }
 
-/// `RLOCK.EVENTS session [BLOCK wait-ms] [GRACE grace-ms]`
+/// `RLOCK.EVENTS session [EPOCH n] [AFTER life seq] [BLOCK wait-ms] [GRACE grace-ms]`
 #[derive(Clone, Copy, Debug)]
 pub struct Events<'a> {
     /// The session.
     pub session: SessionRef<'a>,
+    /// The client's number of this session connection.
+    pub epoch: Option<u64>,
+    /// The last event that the client has heard; none acknowledges all that were told.
+    pub after: Option<Moment>,
     /// How long to wait for the next event if no event is there; `None` is not at all.
     pub block: Option<Wait>,
     /// How long the session's holds outlive its connection, in milliseconds.
@@ -681,9 +698,15 @@ impl<'a> Events<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let session = parse::session(args.next()?)?;
+        let (mut epoch, mut after) = (Once::new(), Once::new());
         let (mut block, mut grace) = (Once::new(), Once::new());
         while let Some(word) = args.option() {
-            if word.eq_ignore_ascii_case(b"BLOCK") {
+            if word.eq_ignore_ascii_case(b"EPOCH") {
+                epoch.set(word, parse::epoch(args.value(word)?))?;
+            } else if word.eq_ignore_ascii_case(b"AFTER") {
+                let (life, seq) = (args.value(word)?, args.value(word)?);
+                after.set(word, parse::moment(life, seq))?;
+            } else if word.eq_ignore_ascii_case(b"BLOCK") {
                 block.set(word, parse::wait(args.value(word)?))?;
             } else if word.eq_ignore_ascii_case(b"GRACE") {
                 grace.set(word, parse::grace(args.value(word)?))?;
@@ -693,8 +716,37 @@ impl<'a> Events<'a> {
         }
         Ok(Self {
             session,
+            epoch: epoch.get(),
+            after: after.get(),
             block: block.get(),
             grace_ms: grace.get().unwrap_or(0),
         })
+    }
+}
+
+/// `RLOCK.BIND session EPOCH n`
+#[derive(Clone, Copy, Debug)]
+pub struct Bind<'a> {
+    /// The session.
+    pub session: SessionRef<'a>,
+    /// The client's number of this command connection.
+    pub epoch: u64,
+}
+
+impl<'a> Bind<'a> {
+    /// Reads the arguments.
+    ///
+    /// # Errors
+    /// The first argument that is out of bounds, or a word that is not the option.
+    pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
+        let mut args = Arguments::new(args);
+        let session = parse::session(args.next()?)?;
+        let word = args.next()?;
+        if !word.eq_ignore_ascii_case(b"EPOCH") {
+            return Err(parse::unknown(word));
+        }
+        let epoch = parse::epoch(args.value(word)?)?;
+        args.no_option()?;
+        Ok(Self { session, epoch })
     }
 }

@@ -1,6 +1,7 @@
 //! The state between turns, which the keyspace does not hold.
 
 pub(crate) mod agenda;
+pub(crate) mod bindings;
 #[cfg(debug_assertions)]
 mod check;
 pub(crate) mod grant_delay;

@@ -1,84 +1,27 @@
-//! Sessions: one for each client process, with the events that it has not fetched yet.
+//! Sessions: one for each client process, with the events that it has not acknowledged yet.
 //!
 //! A session lives as long as its session connection, which is the one that last called EVENTS for
-//! it, and after that until the grace of its holds is over. Waiters and holds belong to it. The
-//! events about them are kept until they are fetched, in order.
+//! it, and after that until the grace of its holds is over. Waiters and holds belong to it. Its
+//! events are numbered, and kept until the client has acknowledged them.
 
-use crate::interface::effect::Grant;
 use crate::interface::error::CommandError;
+use crate::interface::event::{Event, Moment, Told};
+use crate::interface::request::Events;
 use crate::values::arena::{Arena, Id};
-use crate::values::few::Few;
 use crate::values::ids::{HoldId, Listener, SessionId, SessionRef, WaiterId};
 use crate::values::limits::ROOM_KEPT;
-use crate::values::lock_key::{LockKey, LockRef};
-use crate::values::mode::Mode;
 use crate::values::must_exist::MustExist;
 use crate::values::time::{Now, Wait, earlier};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use crate::values::token::TokenMint;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
-
-/// An event that a session fetches.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// The kind of event.
-    pub kind: EventKind,
-    /// The lock.
-    pub lock: LockKey,
-    /// The owner of the wait or of the hold.
-    pub owner: Rc<[u8]>,
-}
-
-impl Event {
-    /// The grant and the locks that it gives; none for another kind of event.
-    fn grant(&self) -> Option<(Mode, impl Iterator<Item = &LockKey>)> {
-        let EventKind::Granted(grant) = &self.kind else {
-            return None;
-        };
-        let several = grant.several.as_deref();
-        let one = several.is_none().then_some(&self.lock);
-        let several = several.unwrap_or_default().iter().map(|(lock, _)| lock);
-        Some((grant.mode, several.chain(one)))
-    }
-}
-
-/// The kind of an event.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EventKind {
-    /// A queued waiter holds the lock.
-    Granted(Grant),
-    /// A queued waiter left the queue without it.
-    Timeout {
-        /// As in [`crate::Stored::ttl_ms`].
-        ttl_ms: i64,
-    },
-    /// A hold has ended, and its owner did not give it back.
-    Lost(LostReason),
-    /// A queued waiter left the queue because its wait was refused.
-    Error(CommandError),
-    /// Another owner wants the lock of a hold: it waits, or was refused because of the hold.
-    Wanted {
-        /// How many waiters there are.
-        waiters: u32,
-    },
-}
-
-/// The reason for which a hold was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LostReason {
-    /// Its lease was over.
-    Expired,
-    /// BREAK ended it.
-    Broken,
-    /// The key was deleted, or is another client's.
-    Deleted,
-}
 
 /// The limits of sessions: two that an operator sets, and the server's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionLimits {
     /// The largest number of sessions.
     pub sessions: u32,
-    /// The largest number of events that a session may leave unfetched.
+    /// The largest number of events that a session may leave unacknowledged.
     pub events_per_session: u32,
     /// Whether the server has reached `maxmemory` and evicts nothing: then no session begins.
     pub out_of_memory: bool,
@@ -99,6 +42,12 @@ pub struct SessionView {
     pub grace_ms: i64,
     /// How long the session has existed, in milliseconds.
     pub age_ms: i64,
+    /// The largest number that its client gave to a session connection; none if it gave none.
+    pub epoch: Option<u64>,
+    /// The client id of its command connection; none if no connection is bound.
+    pub bound: Option<u64>,
+    /// How many of its events are not acknowledged.
+    pub unacknowledged: usize,
 }
 
 #[derive(Debug)]
@@ -115,39 +64,64 @@ struct Session {
     grace_end: Option<i64>,
     /// The client that waits for events, and until when.
     listener: Option<(Listener, Option<i64>)>,
-    /// Whether a listener was woken and has not fetched yet. Until it fetches, the limit of
-    /// unfetched events does not apply: one turn of the server's event loop can bring any number.
+    /// Whether a listener was woken and was not told yet. Until then the limit of unacknowledged
+    /// events does not apply: one turn of the server's event loop can bring any number.
     is_woken: bool,
-    /// Events are only appended, or all taken at once, so an event keeps its index.
-    events: Vec<Unfetched>,
+    /// The present life; none if the next EVENTS begins one.
+    life: Option<i64>,
+    /// The largest number that the client gave to a session connection.
+    epoch: Option<u64>,
+    /// The client id of the command connection.
+    bound: Option<u64>,
+    /// The largest number that the client gave to a command connection.
+    bind_epoch: Option<u64>,
+    /// The number of the last event in this life.
+    last: u64,
+    /// The number of the last event that was told.
+    told: u64,
+    /// The events that are not acknowledged: the latest ones, up to the number `last`.
+    events: VecDeque<Event>,
     waiters: BTreeSet<WaiterId>,
     holds: BTreeSet<HoldId>,
 }
 
 impl Session {
-    /// Whether it has left too many events unfetched. A session whose connection is closed does not
-    /// count: it gets few more events, and ends with its grace.
+    /// Whether it has left too many events unacknowledged. A session whose connection is closed
+    /// does not count: it gets few more events, and ends with its grace.
     fn overflows(&self, events_max: Option<u32>) -> bool {
         let max = events_max.and_then(|max| usize::try_from(max).ok());
         let has_more = max.is_some_and(|max| self.events.len() > max);
         has_more && !self.is_woken && self.client_id.is_some()
     }
+
+    /// The number of the last event that the client has acknowledged.
+    fn acknowledged(&self) -> u64 {
+        let kept = u64::try_from(self.events.len()).unwrap_or(u64::MAX);
+        self.last.saturating_sub(kept)
+    }
+
+    /// Drops the events up to this number. Returns how many.
+    fn acknowledge(&mut self, seq: u64) -> usize {
+        let heard = seq.saturating_sub(self.acknowledged());
+        let heard = usize::try_from(heard).unwrap_or(usize::MAX);
+        let heard = heard.min(self.events.len());
+        self.events.drain(..heard);
+        if self.events.is_empty() {
+            self.events.shrink_to(ROOM_KEPT);
+        }
+        heard
+    }
 }
 
-/// An event that was not fetched yet.
-#[derive(Debug)]
-struct Unfetched {
-    event: Event,
-    /// The owner has learned of its grant in another way.
-    confirmed: bool,
+/// What an EVENTS call finds.
+#[derive(Clone, Copy, Debug)]
+pub struct Attached {
+    /// The session.
+    pub session: SessionId,
+    /// Whether the call must be answered at once: there are events; or it begins a life, or its
+    /// client knows another one.
+    pub at_once: bool,
 }
-
-/// At most this many ended sessions are remembered. Only a client that ends sessions on purpose can
-/// make more; it is not told of the others.
-const UNTOLD_ENDS_MAX: usize = 100_000;
-
-/// At least this many grants are noted before they are indexed.
-const NOTED_MAX: usize = 1000;
 
 /// All sessions.
 #[derive(Debug, Default)]
@@ -157,102 +131,22 @@ pub(crate) struct Sessions {
     clients: BTreeSet<(u64, SessionId)>,
     listen_ends: BTreeSet<(i64, SessionId)>,
     grace_ends: BTreeSet<(i64, SessionId)>,
-    unfetched_grants: UnfetchedGrants,
-    /// How many unfetched events all sessions have.
-    unfetched: usize,
+    /// How many unacknowledged events all sessions have.
+    unacknowledged: usize,
     /// As in [`SessionLimits`], from the last EVENTS; none before the first.
     events_max: Option<u32>,
-    /// Sessions that were found with more unfetched events than `events_max`.
+    /// Sessions that were found with more unacknowledged events than `events_max`.
     overflowing: BTreeSet<SessionId>,
-    /// Sessions that were ended although their connections live, until their clients are told: by
-    /// the client id and the session's name.
-    untold_ends: BTreeSet<(u64, Rc<[u8]>)>,
+    /// A life is named as a grant is, so no server gives the same name twice.
+    lives: TokenMint,
 }
 
-/// The index of the unfetched grants: by database, owner, lock and mode. With it a confirmation
-/// finds its grants without walking all unfetched events.
-///
-/// Most grants are fetched at once, and few are confirmed. So they are only noted at first, and
-/// indexed when a confirmation needs the index.
-#[derive(Debug, Default)]
-struct UnfetchedGrants {
-    places: BTreeMap<i32, HashMap<Rc<[u8]>, OfOwner>>,
-    noted: Vec<(SessionId, usize)>,
-}
-
-/// The unfetched grants of one owner, by lock. Mostly there is only one of each lock.
-type OfOwner = HashMap<Rc<[u8]>, Few<Place, ()>>;
-
-/// An unfetched grant: its mode, its session, and the index of its event there.
-type Place = (Mode, SessionId, usize);
-
-impl UnfetchedGrants {
-    fn add(&mut self, event: &Event, session: SessionId, at: usize) {
-        let Some((mode, locks)) = event.grant() else {
-            return;
-        };
-        let place = (mode, session, at);
-        for lock in locks {
-            let owners = self.places.entry(lock.db).or_default();
-            let of_owner = owners.entry(Rc::clone(&event.owner)).or_default();
-            let places = of_owner.entry(Rc::clone(&lock.name)).or_default();
-            places.insert(place, ());
-        }
-    }
-
-    fn remove(&mut self, event: &Event, session: SessionId, at: usize) {
-        let Some((mode, locks)) = event.grant() else {
-            return;
-        };
-        if self.places.is_empty() {
-            return;
-        }
-        for lock in locks {
-            self.remove_one(lock.as_ref(), &event.owner, (mode, session, at));
-        }
-    }
-
-    fn remove_one(&mut self, lock: LockRef<'_>, owner: &[u8], place: Place) {
-        let Some(owners) = self.places.get_mut(&lock.db) else {
-            return;
-        };
-        let Some(of_owner) = owners.get_mut(owner) else {
-            return;
-        };
-        if let Some(places) = of_owner.get_mut(lock.name) {
-            places.remove(&place);
-            if places.is_empty() {
-                of_owner.remove(lock.name);
-            }
-        }
-        if of_owner.is_empty() {
-            owners.remove(owner);
-        }
-        if owners.is_empty() {
-            self.places.remove(&lock.db);
-        }
-    }
-
-    fn find(&self, lock: LockRef<'_>, owner: &[u8], mode: Mode) -> Vec<Place> {
-        let of_owner = self
-            .places
-            .get(&lock.db)
-            .and_then(|owners| owners.get(owner));
-        let places = of_owner.and_then(|of_owner| of_owner.get(lock.name));
-        let places = places.into_iter().flat_map(Few::iter);
-        let places = places.map(|(place, ())| *place);
-        places.filter(|(of, ..)| *of == mode).collect()
-    }
-}
-
-/// The waiters, holds and unfetched grants of a session that lost its connection or ended.
+/// The waiters and holds of a session that lost its connection or ended.
 #[derive(Debug, Default)]
 pub(crate) struct Belongings {
     pub(crate) waiters: BTreeSet<WaiterId>,
     /// Holds that must be released.
     pub(crate) holds: BTreeSet<HoldId>,
-    /// Grants that were not fetched.
-    pub(crate) unfetched: Vec<Event>,
 }
 
 impl Sessions {
@@ -260,16 +154,17 @@ impl Sessions {
         self.arena.len()
     }
 
-    pub(crate) fn unfetched(&self) -> usize {
-        self.unfetched
+    pub(crate) fn unacknowledged(&self) -> usize {
+        self.unacknowledged
     }
 
-    /// The session that this user names, if it has a connection.
+    /// The session that this user names, if it has a connection and that has heard of its life.
     pub(crate) fn listened(&self, session: SessionRef<'_>) -> Result<SessionId, CommandError> {
         let id = self.find(session)?.ok_or(CommandError::NoSession)?;
-        self.client_of(id)
-            .map(|_| id)
-            .ok_or(CommandError::NoSession)
+        let found = self.arena.get(id.0);
+        let is_listened = |session: &&Session| session.client_id.and(session.life).is_some();
+        found.filter(is_listened).ok_or(CommandError::NoSession)?;
+        Ok(id)
     }
 
     /// The session with this name, or none. A session of another user is refused: otherwise any
@@ -296,6 +191,11 @@ impl Sessions {
         self.arena.get(id.0).map(|session| &session.name)
     }
 
+    /// Lives begin with larger numbers than another server can have given.
+    pub(crate) fn start_lives(&mut self, wall_us: i64, guard_ms: i64) {
+        self.lives.start(wall_us, guard_ms);
+    }
+
     /// All sessions, in no particular order.
     pub(crate) fn views(&self, now: Now) -> impl Iterator<Item = SessionView> + '_ {
         let sessions = self.arena.iter().map(|(_, session)| session);
@@ -306,39 +206,33 @@ impl Sessions {
             waiters: session.waiters.len(),
             grace_ms: session.grace_ms,
             age_ms: now.mono_ms.saturating_sub(session.since),
+            epoch: session.epoch,
+            bound: session.bound,
+            unacknowledged: session.events.len(),
         })
     }
 
     // --- The session connection ------------------------------------------------------------------
 
-    /// Makes a client's connection the session connection, and begins the session if it does not
-    /// exist. Returns the client that waited for events before: it must be told that it does so no
-    /// longer.
+    /// Makes a client's connection the session connection, begins the session if it does not exist,
+    /// and drops the events that the client has acknowledged. Returns also the client that waited
+    /// for events before: it must be told that it does so no longer.
     pub(crate) fn attach(
         &mut self,
-        session: SessionRef<'_>,
+        request: &Events<'_>,
         client_id: u64,
-        grace_ms: i64,
         limits: SessionLimits,
         now: Now,
-    ) -> Result<(SessionId, Option<Listener>), CommandError> {
+    ) -> Result<(Attached, Option<Listener>), CommandError> {
         self.events_max = Some(limits.events_per_session);
-        if self
-            .untold_ends
-            .remove(&(client_id, Rc::from(session.name)))
-        {
-            return Err(CommandError::NoSession);
-        }
-        let full = CommandError::TooManySessions(limits.sessions);
-        let id = match self.find(session)? {
-            Some(id) => id,
-            None if limits.out_of_memory => return Err(CommandError::OutOfMemory),
-            None if !self.has_room(limits.sessions) => return Err(full),
-            None => self.open(session, now).ok_or_else(|| full.clone())?,
-        };
+        let id = self.find_or_open(request, limits, now)?;
         let replaced = self.stop_listening(id);
-        let session = self.arena.get_mut(id.0).ok_or(full)?;
-        session.grace_ms = grace_ms;
+        let Some(session) = self.arena.get_mut(id.0).must_exist() else {
+            return Err(CommandError::NoSession);
+        };
+        session.grace_ms = request.grace_ms;
+        session.epoch = session.epoch.max(request.epoch);
+        session.is_woken = false;
         if let Some(end) = session.grace_end.take() {
             self.grace_ends.remove(&(end, id));
         }
@@ -346,7 +240,41 @@ impl Sessions {
             self.clients.remove(&(former, id));
         }
         self.clients.insert((client_id, id));
-        Ok((id, replaced))
+        let heard = request.after.map_or(session.told, |after| after.seq);
+        let life = request.after.map(|after| after.life).or(session.life);
+        let knows_life = life.is_some() && life == session.life;
+        if knows_life {
+            let dropped = session.acknowledge(heard);
+            self.unacknowledged = self.unacknowledged.saturating_sub(dropped);
+        }
+        let attached = Attached {
+            session: id,
+            at_once: !knows_life || !session.events.is_empty(),
+        };
+        Ok((attached, replaced))
+    }
+
+    fn find_or_open(
+        &mut self,
+        request: &Events<'_>,
+        limits: SessionLimits,
+        now: Now,
+    ) -> Result<SessionId, CommandError> {
+        if let Some(id) = self.find(request.session)? {
+            let known = self.arena.get(id.0).and_then(|session| session.epoch);
+            return match known {
+                Some(known) if request.epoch.is_some_and(|epoch| epoch < known) => {
+                    Err(CommandError::Stale(known))
+                }
+                _ => Ok(id),
+            };
+        }
+        if limits.out_of_memory {
+            return Err(CommandError::OutOfMemory);
+        }
+        let has_room = self.has_room(limits.sessions);
+        let opened = has_room.then(|| self.open(request.session, now)).flatten();
+        opened.ok_or(CommandError::TooManySessions(limits.sessions))
     }
 
     fn has_room(&self, sessions_max: u32) -> bool {
@@ -365,7 +293,13 @@ impl Sessions {
             grace_end: None,
             listener: None,
             is_woken: false,
-            events: Vec::new(),
+            life: None,
+            epoch: None,
+            bound: None,
+            bind_epoch: None,
+            last: 0,
+            told: 0,
+            events: VecDeque::new(),
             waiters: BTreeSet::new(),
             holds: BTreeSet::new(),
         })?);
@@ -380,8 +314,8 @@ impl Sessions {
         (*client == client_id).then_some(*id)
     }
 
-    /// The session connection closed: the waiters and the unfetched grants end at once, the holds
-    /// when the grace is over.
+    /// The session connection closed: the waiters leave at once, the holds end when the grace is
+    /// over.
     pub(crate) fn detach(&mut self, id: SessionId, now: Now) -> Belongings {
         self.stop_listening(id);
         let Some(session) = self.arena.get_mut(id.0).must_exist() else {
@@ -391,17 +325,6 @@ impl Sessions {
             self.clients.remove(&(client_id, id));
         }
         session.is_woken = false;
-        let mut unfetched = Vec::new();
-        for (at, kept) in std::mem::take(&mut session.events).into_iter().enumerate() {
-            // The events that stay get other indexes. The grants among them are confirmed already,
-            // so they need no place in the index of unfetched grants.
-            self.unfetched_grants.remove(&kept.event, id, at);
-            match kept.event.kind {
-                EventKind::Granted(_) if !kept.confirmed => unfetched.push(kept.event),
-                _ => session.events.push(kept),
-            }
-        }
-        self.unfetched = self.unfetched.saturating_sub(unfetched.len());
         let waiters = std::mem::take(&mut session.waiters);
         // The grace is for the holds. A session without holds would only take up one of the
         // `rlock.max-sessions`.
@@ -413,16 +336,23 @@ impl Sessions {
         } else {
             self.end(id)
         };
-        Belongings {
-            waiters,
-            holds,
-            unfetched,
-        }
+        Belongings { waiters, holds }
+    }
+
+    /// The next EVENTS begins another life: the events of this one are dropped. Returns the client
+    /// that waits for events, which must be woken.
+    pub(crate) fn end_life(&mut self, id: SessionId) -> Option<Listener> {
+        let listener = self.stop_listening(id);
+        let session = self.arena.get_mut(id.0)?;
+        let dropped = session.acknowledge(session.last);
+        self.unacknowledged = self.unacknowledged.saturating_sub(dropped);
+        session.life = None;
+        listener
     }
 
     /// Ends the session. Returns its holds.
     pub(crate) fn end(&mut self, id: SessionId) -> BTreeSet<HoldId> {
-        self.fetch(id);
+        self.end_life(id);
         self.overflowing.remove(&id);
         let Some(session) = self.arena.remove(id.0).must_exist() else {
             return BTreeSet::new();
@@ -460,20 +390,14 @@ impl Sessions {
 
     // --- Events ----------------------------------------------------------------------------------
 
-    /// Keeps an event until it is fetched. Returns the client that waits for one.
+    /// Keeps an event until it is acknowledged. Returns the client that waits for one.
     pub(crate) fn tell(&mut self, id: SessionId, event: Event) -> Option<Listener> {
         let session = self.arena.get_mut(id.0)?;
-        if matches!(event.kind, EventKind::Granted(_)) {
-            self.unfetched_grants.noted.push((id, session.events.len()));
-        }
-        session.events.push(Unfetched {
-            event,
-            confirmed: false,
-        });
-        self.unfetched = self.unfetched.saturating_add(1);
-        if self.unfetched_grants.noted.len() > self.unfetched.saturating_mul(2).max(NOTED_MAX) {
-            self.place_grants();
-        }
+        // Before the first event of a life its client has to hear of the life.
+        session.life?;
+        session.events.push_back(event);
+        session.last = session.last.saturating_add(1);
+        self.unacknowledged = self.unacknowledged.saturating_add(1);
         let woken = self.stop_listening(id);
         let session = self.arena.get(id.0)?;
         if session.overflows(self.events_max) {
@@ -482,29 +406,14 @@ impl Sessions {
         woken
     }
 
-    /// Refuses the next EVENTS for this session on its connection, which lives on although the
-    /// session ended. Otherwise the client would take the events of the next session for a complete
-    /// list.
-    pub(crate) fn tell_of_end(&mut self, id: SessionId) {
-        let session = self.arena.get(id.0);
-        let end = session.and_then(|session| Some((session.client_id?, Rc::clone(&session.name))));
-        if self.untold_ends.len() < UNTOLD_ENDS_MAX {
-            self.untold_ends.extend(end);
-        }
+    /// The present moment in a session's life.
+    pub(crate) fn moment(&self, id: SessionId) -> Option<Moment> {
+        let session = self.arena.get(id.0)?;
+        let (life, seq) = (session.life?, session.last);
+        Some(Moment { life, seq })
     }
 
-    /// The client disconnected: it cannot be told any more.
-    pub(crate) fn forget_ends_of(&mut self, client_id: u64) {
-        let first = (client_id, Rc::from([]));
-        while let Some(end) = self.untold_ends.range(first.clone()..).next().cloned() {
-            if end.0 != client_id {
-                return;
-            }
-            self.untold_ends.remove(&end);
-        }
-    }
-
-    /// A session that was found with too many unfetched events, and has not fetched them since.
+    /// A session that was found with too many unacknowledged events, and has as many still.
     pub(crate) fn next_overflowing(&mut self) -> Option<SessionId> {
         while let Some(id) = self.overflowing.pop_first() {
             let session = self.arena.get(id.0);
@@ -515,65 +424,49 @@ impl Sessions {
         None
     }
 
-    /// Takes all unfetched events, the oldest first.
-    pub(crate) fn fetch(&mut self, id: SessionId) -> Vec<Event> {
-        let Some(session) = self.arena.get_mut(id.0) else {
-            return Vec::new();
-        };
+    /// Tells all events that are not acknowledged, and begins a life if there is none.
+    pub(crate) fn take_events(&mut self, id: SessionId, now: Now) -> Option<Told> {
+        let session = self.arena.get_mut(id.0)?;
         session.is_woken = false;
-        let events = std::mem::take(&mut session.events);
-        self.unfetched = self.unfetched.saturating_sub(events.len());
-        if self.unfetched == 0 {
-            self.unfetched_grants.noted.clear();
-        }
-        let events = events.into_iter().enumerate().map(|(at, unfetched)| {
-            self.unfetched_grants.remove(&unfetched.event, id, at);
-            unfetched.event
+        let life = *session.life.get_or_insert_with(|| {
+            (session.last, session.told) = (0, 0);
+            self.lives.mint(now.wall_us).get()
         });
-        events.collect()
+        session.told = session.last;
+        let seq = session.acknowledged();
+        let after = Moment { life, seq };
+        let events = session.events.iter().cloned().collect();
+        Some(Told { after, events })
     }
 
-    /// The owner was just told by a reply to ONCE or RENEW that it holds the lock. If the grant's
-    /// event is still unfetched, in any session, the end of that session's connection must not take
-    /// the lock away again.
-    pub(crate) fn confirm(
-        &mut self,
-        lock: LockRef<'_>,
-        owner: &[u8],
-        mode: Mode,
-        knows_count: bool,
-    ) {
-        if self.unfetched == 0 {
-            return;
-        }
-        self.place_grants();
-        for (mode, id, at) in self.unfetched_grants.find(lock, owner, mode) {
-            let session = self.arena.get_mut(id.0);
-            let unfetched = session.and_then(|session| session.events.get_mut(at));
-            let Some(Unfetched { event, confirmed }) = unfetched else {
-                continue;
-            };
-            let EventKind::Granted(grant) = &mut event.kind else {
-                continue;
-            };
-            if let Some(is_all) = grant.confirm(&event.lock, lock, knows_count) {
-                *confirmed |= is_all;
-                // A confirmed grant leaves the index, so confirming again costs no more.
-                self.unfetched_grants
-                    .remove_one(lock, owner, (mode, id, at));
-            }
+    // --- The command connection ------------------------------------------------------------------
+
+    /// The largest number that the client gave to a command connection.
+    pub(crate) fn bind_epoch(&self, id: SessionId) -> Option<u64> {
+        self.arena.get(id.0)?.bind_epoch
+    }
+
+    /// This client's connection is the command connection, with this number.
+    pub(crate) fn bind(&mut self, id: SessionId, client_id: u64, epoch: u64) {
+        if let Some(session) = self.arena.get_mut(id.0).must_exist() {
+            (session.bound, session.bind_epoch) = (Some(client_id), Some(epoch));
         }
     }
 
-    /// Indexes the grants that were noted. If one was fetched since, another event may have its
-    /// index in the session by now. Then that event is indexed instead, which does no harm.
-    fn place_grants(&mut self) {
-        for (id, at) in std::mem::take(&mut self.unfetched_grants.noted) {
-            let session = self.arena.get(id.0);
-            if let Some(unfetched) = session.and_then(|session| session.events.get(at)) {
-                self.unfetched_grants.add(&unfetched.event, id, at);
-            }
+    /// The command connection has closed.
+    pub(crate) fn unbind(&mut self, session: SessionRef<'_>, client_id: u64) {
+        if let Ok(Some(id)) = self.find(session)
+            && let Some(session) = self.arena.get_mut(id.0)
+            && session.bound == Some(client_id)
+        {
+            session.bound = None;
         }
+    }
+
+    /// Whether this client's connection is the command connection.
+    pub(crate) fn is_bound(&self, id: SessionId, client_id: u64) -> bool {
+        let session = self.arena.get(id.0);
+        session.is_some_and(|session| session.bound == Some(client_id))
     }
 
     /// A client waits for the next event.
@@ -602,14 +495,14 @@ impl Sessions {
         let present = self.arena.get(id.0).and_then(|session| session.listener);
         if present.is_some_and(|(present, _)| present == listener) {
             self.stop_listening(id);
-            // It was not woken to fetch, so the limit of unfetched events applies again.
+            // It was not woken to fetch, so the limit of unacknowledged events applies again.
             if let Some(session) = self.arena.get_mut(id.0) {
                 session.is_woken = false;
             }
         }
     }
 
-    /// A listener was woken, but its client disconnected before it fetched: the limit of unfetched
+    /// A listener was woken, but its client disconnected before it fetched: the limit of unacknowledged
     /// events applies again.
     pub(crate) fn woken_no_more(&mut self, id: SessionId) {
         let Some(session) = self.arena.get_mut(id.0) else {
@@ -627,7 +520,7 @@ impl Sessions {
         (*until <= now.mono_ms).then_some(*id)
     }
 
-    /// Whether a session was found that has left too many events unfetched.
+    /// Whether a session was found that has left too many events unacknowledged.
     pub(crate) fn any_overflowing(&self) -> bool {
         !self.overflowing.is_empty()
     }
@@ -682,7 +575,7 @@ impl Sessions {
 impl Sessions {
     /// Asserts that each session is on the lists that its fields name, and on no others.
     pub(crate) fn check(&self) {
-        let (mut counts, mut unfetched) = ([0; 3], 0);
+        let (mut counts, mut unacknowledged) = ([0; 3], 0);
         for (id, session) in self.arena.iter() {
             let id = SessionId(id);
             let until = session.listener.and_then(|(_, until)| until);
@@ -714,11 +607,14 @@ impl Sessions {
                 client.is_some() || session.listener.is_none(),
                 "{session:?}"
             );
-            unfetched += session.events.len();
+            unacknowledged += session.events.len();
         }
         let noted = [&self.grace_ends, &self.listen_ends].map(BTreeSet::len);
         assert_eq!(counts, [self.clients.len(), noted[0], noted[1]]);
-        assert_eq!((self.names.len(), self.unfetched), (self.len(), unfetched));
+        assert_eq!(
+            (self.names.len(), self.unacknowledged),
+            (self.len(), unacknowledged)
+        );
         let mut overflowing = self.overflowing.iter();
         assert!(overflowing.all(|id| self.arena.get(id.0).is_some()));
     }

@@ -6,6 +6,7 @@ use crate::interface::effect::{Effect, Grant};
 use crate::interface::error::CommandError;
 use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::agenda::Agenda;
+use crate::memory::bindings::Bindings;
 use crate::memory::grant_delay::GrantDelay;
 use crate::memory::hold::{HoldIndex, SessionHold, SessionHolds};
 use crate::memory::log::event_log::{EventLog, LogEntry, LogLines, LogOptions};
@@ -44,6 +45,7 @@ pub(crate) fn held_ms(since_us: i64, now: Now) -> i64 {
 pub struct Locks {
     pub(crate) table: LockTable,
     pub(crate) sessions: Sessions,
+    pub(crate) bindings: Bindings,
     pub(crate) holds: SessionHolds,
     pub(crate) multis: MultiWaits,
     pub(crate) agenda: Agenda,
@@ -167,13 +169,14 @@ impl Locks {
     }
 
     /// The server became a replica. Its waiters leave, and the new primary ends the holds
-    /// of sessions. A session that has a hold gets `NOSESSION` once, so that its client confirms
-    /// its holds at the new primary: here it would not be told that one is lost.
+    /// of sessions. A session that has a hold begins another life, so that its client confirms its
+    /// holds at the new primary: here it would not be told that one is lost.
     pub fn demoted(&mut self, effects: &mut Vec<Effect>) {
         self.invalidate();
         for id in self.holds.all() {
             if let Some(hold) = self.forget_hold(id) {
-                self.sessions.tell_of_end(hold.session);
+                let listener = self.sessions.end_life(hold.session);
+                effects.extend(listener.map(Effect::Wake));
             }
         }
         for id in self.table.in_database(None) {
@@ -186,6 +189,7 @@ impl Locks {
     /// promotion.
     pub fn start_tokens(&mut self, now: Now, guard_ms: i64) {
         self.tokens.start(now.wall_us, guard_ms);
+        self.sessions.start_lives(now.wall_us, guard_ms);
     }
 
     // --- The delay after a start -----------------------------------------------------------------
@@ -315,7 +319,7 @@ impl Locks {
     pub fn gauges(&self) -> Gauges {
         Gauges {
             sessions: self.sessions.len(),
-            unfetched_events: self.sessions.unfetched(),
+            unacknowledged_events: self.sessions.unacknowledged(),
             session_holds: self.holds.len(),
             ..self.table.gauges()
         }

@@ -203,7 +203,7 @@ pub struct Gauges {
     /// Sessions.
     pub sessions: usize,
     /// Events that their sessions have not fetched yet.
-    pub unfetched_events: usize,
+    pub unacknowledged_events: usize,
     /// Holds that belong to sessions.
     pub session_holds: usize,
     /// Pending releases: holds that must end because their session ended, or because their grant

@@ -5,6 +5,7 @@ use crate::decisions::several::{LockSet, ttl_of_others_ms};
 use crate::interface::depth::ReadDepth;
 use crate::interface::effect::{Effect, WaitOutcome};
 use crate::interface::error::CommandError;
+use crate::interface::event::EventKind;
 use crate::interface::request::{MultiRenew, Renew};
 use crate::interface::stored::Stored;
 use crate::interface::task::{Command, Keys, Purpose, Read, Reading, Subject};
@@ -165,7 +166,7 @@ impl Locks {
                 decision.guard(stored, request)?;
                 Outcome::Guards
             }
-            Command::Cancel(request) => Outcome::Number(decision.cancel(stored, request.owner)),
+            Command::Cancel(request) => Outcome::Number(decision.cancel(stored, request)),
             Command::Limit(request) => Outcome::Number(decision.set_limit(stored, request.limit)?),
             _ => return Err(CommandError::Unsettled),
         }))
@@ -201,7 +202,7 @@ impl Locks {
                 }
             }
             Command::MultiRelease(request) => {
-                Outcome::Number(self.release_several(several, request.owner, now, effects)?)
+                Outcome::Number(self.release_several(several, request, now, effects)?)
             }
             Command::MultiRenew(request) => {
                 Outcome::Number(self.renew_several(several, request, now, effects)?)
@@ -361,9 +362,11 @@ impl Locks {
                 .decision(lock.as_ref(), 0, now, effects)
                 .check_hold(id, stored),
             // Another node serves the key now: the hold is not lost, but this node no longer
-            // watches it.
-            Read::Elsewhere(_) => {
-                self.forget_hold(id);
+            // watches it. The session hears of the other node.
+            Read::Elsewhere(moved) => {
+                if let Some(hold) = self.forget_hold(id) {
+                    self.tell_of(hold, EventKind::Error(moved.clone()), effects);
+                }
             }
             _ => self.holds.check_again(id, now),
         }

@@ -1,28 +1,39 @@
 //! The connections of sessions: what begins with one, and what ends with it.
 
-use crate::interface::effect::{Effect, WaitOutcome};
+use crate::interface::effect::Effect;
 use crate::interface::error::CommandError;
-use crate::interface::request::Events;
+use crate::interface::event::Told;
+use crate::interface::request::{Bind, Events};
 use crate::memory::log::event_log::LogEvent;
 use crate::memory::log::metrics::count;
 use crate::memory::pending::PendingRelease;
-use crate::memory::session::{Event, EventKind, SessionLimits};
+use crate::memory::session::{Attached, SessionLimits};
 use crate::memory::state::Locks;
-use crate::memory::table::ReplyTarget;
 use crate::values::ids::{HoldId, Listener, SessionId, SessionRef};
 use crate::values::mode::Mode;
+use crate::values::must_exist::MustExist;
 use crate::values::time::{Now, Wait};
 use crate::values::word::Word;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+/// The answer to BIND.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// The session's present life.
+    pub life: i64,
+    /// The client whose connection was bound before. It must be closed before the reply.
+    pub former: Option<u64>,
+}
+
 impl Locks {
-    /// RLOCK.EVENTS: makes this client's connection the session connection. Another client that
-    /// waited for the session's events is told that it no longer does.
+    /// RLOCK.EVENTS: makes this client's connection the session connection, and drops the events
+    /// that its client has acknowledged. Another client that waited for the session's events is
+    /// told that it no longer does.
     ///
     /// # Errors
-    /// The session is another user's; there is no room for a new session; or the session ended and
-    /// this client was not told yet.
+    /// The session is another user's; there is no room for a new session; or the client has called
+    /// with a larger EPOCH before.
     pub fn attach(
         &mut self,
         request: &Events<'_>,
@@ -30,15 +41,30 @@ impl Locks {
         limits: SessionLimits,
         now: Now,
         effects: &mut Vec<Effect>,
-    ) -> Result<SessionId, CommandError> {
-        let (session, former) =
-            self.sessions
-                .attach(request.session, client_id, request.grace_ms, limits, now)?;
+    ) -> Result<Attached, CommandError> {
+        let (attached, former) = self.sessions.attach(request, client_id, limits, now)?;
         effects.extend(former.map(|listener| Effect::TakenOver {
             listener,
             by: client_id,
         }));
-        Ok(session)
+        Ok(attached)
+    }
+
+    /// RLOCK.BIND: makes this client's connection the session's command connection.
+    ///
+    /// # Errors
+    /// Nobody listens to the session, or it is another user's; the client has bound a connection
+    /// with such an EPOCH or a larger one before; or this connection is bound to another session.
+    pub fn bind(&mut self, request: &Bind<'_>, client_id: u64) -> Result<Bound, CommandError> {
+        let (session, epoch) = (self.sessions.listened(request.session)?, request.epoch);
+        let known = self.sessions.bind_epoch(session);
+        let former = self
+            .bindings
+            .bind(request.session, client_id, epoch, known)?;
+        self.sessions.bind(session, client_id, epoch);
+        let moment = self.sessions.moment(session).must_exist();
+        let life = moment.map_or(0, |moment| moment.life);
+        Ok(Bound { life, former })
     }
 
     /// Whether this client's connection is the session connection.
@@ -46,25 +72,26 @@ impl Locks {
         self.sessions.client_of(session) == Some(client_id)
     }
 
-    /// Takes the session's events since the last time, oldest first.
-    pub fn fetch(&mut self, session: SessionId) -> Vec<Event> {
-        self.sessions.fetch(session)
+    /// Tells the session all events that were not acknowledged, the oldest first. None if the
+    /// session has ended.
+    pub fn take_events(&mut self, session: SessionId, now: Now) -> Option<Told> {
+        self.sessions.take_events(session, now)
     }
 
-    /// The same, for a client that was woken to take them.
+    /// The same for a client that was woken to hear them.
     ///
     /// # Errors
     /// Another client has taken the session over since: the events are for that client.
-    pub fn fetch_as(
+    pub fn take_events_as(
         &mut self,
         session: SessionId,
         client_id: u64,
-    ) -> Result<Vec<Event>, CommandError> {
+        now: Now,
+    ) -> Result<Told, CommandError> {
         let present = self.sessions.client_of(session);
-        if present == Some(client_id) {
-            return Ok(self.fetch(session));
-        }
-        Err(CommandError::TakenOver(present.unwrap_or_default()))
+        let told = (present == Some(client_id)).then(|| self.take_events(session, now));
+        told.flatten()
+            .ok_or_else(|| CommandError::TakenOver(present.unwrap_or_default()))
     }
 
     /// The session's client waits for the next event.
@@ -77,7 +104,7 @@ impl Locks {
         self.sessions.stop_listening_as(session, listener);
     }
 
-    /// A client that was woken to fetch a session's events disconnected before it did.
+    /// A client that was woken to hear a session's events disconnected before it did.
     pub fn woken_no_more(&mut self, session: SessionId) {
         self.sessions.woken_no_more(session);
     }
@@ -86,7 +113,10 @@ impl Locks {
     /// whether there was one.
     pub fn client_gone(&mut self, client_id: u64, now: Now, effects: &mut Vec<Effect>) -> bool {
         let mut any = false;
-        self.sessions.forget_ends_of(client_id);
+        if let Some((user, name)) = self.bindings.closed(client_id) {
+            let (user, name) = (&*user, &*name);
+            self.sessions.unbind(SessionRef { name, user }, client_id);
+        }
         while let Some(session) = self.sessions.of_client(client_id) {
             any = true;
             self.detach(session, now, effects);
@@ -101,26 +131,14 @@ impl Locks {
         let belongings = self.sessions.detach(session, now);
         self.log_session_ended(name, &belongings.holds, now);
         for id in belongings.waiters {
-            let waiter = self.leave_untold(id);
+            let of = self.wait_of(id);
+            self.leave_untold(id);
             count(&mut self.counters.departures);
-            // A waiter that would be told by an event cannot be told any more. One that is blocked
-            // on a connection of its own can.
-            if let Some(ReplyTarget::Client { handle, .. }) = waiter.map(|waiter| waiter.reply_to) {
-                let why = WaitOutcome::Refused(CommandError::NoSession);
-                effects.push(Effect::Leave {
-                    client: handle,
-                    why,
-                });
+            if let Some(of) = of {
+                self.tell_detached(of, effects);
             }
         }
-        let (reads, others) = self.reads_first(belongings.holds);
-        self.end_holds_later(reads);
-        for event in belongings.unfetched {
-            if let EventKind::Granted(grant) = &event.kind {
-                self.end_grant_later(&event.lock, &event.owner, grant);
-            }
-        }
-        self.end_holds_later(others);
+        self.end_holds_later(belongings.holds);
     }
 
     /// Logs that a session has ended, and these holds with it.
@@ -144,20 +162,17 @@ impl Locks {
             .add_of_several(LogEvent::SessionEnded, locks, text, now);
     }
 
-    /// A writer's read hold ends before its write hold. In the other order the writer would become
-    /// a reader in between, and a waiter of the same owner that entered this read hold would lose
-    /// it at once.
-    pub(super) fn reads_first(&self, holds: BTreeSet<HoldId>) -> (Vec<HoldId>, Vec<HoldId>) {
+    /// Ends the holds of a session that has ended. A writer's read hold ends before its write hold.
+    /// In the other order the writer would become a reader in between, and a waiter of the same
+    /// owner that entered this read hold would lose it at once.
+    pub(super) fn end_holds_later(&mut self, holds: BTreeSet<HoldId>) {
         let reads = |id: &HoldId| {
             self.holds
                 .get(*id)
                 .is_some_and(|hold| hold.mode == Mode::Read)
         };
-        holds.into_iter().partition(reads)
-    }
-
-    pub(super) fn end_holds_later(&mut self, holds: Vec<HoldId>) {
-        for id in holds {
+        let (reads, others): (Vec<_>, Vec<_>) = holds.into_iter().partition(reads);
+        for id in reads.into_iter().chain(others) {
             let Some(hold) = self.forget_hold(id) else {
                 continue;
             };

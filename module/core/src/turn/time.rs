@@ -82,7 +82,7 @@ impl Locks {
         self.end_sessions(now, effects);
     }
 
-    /// Ends sessions that left too many events unfetched, or whose grace is over. Stops when they
+    /// Ends sessions that left too many events unacknowledged, or whose grace is over. Stops when they
     /// have as many holds, waiters and events as a turn may decide.
     fn end_sessions(&mut self, now: Now, effects: &mut Vec<Effect>) {
         let mut ended = 0_usize;
@@ -92,7 +92,7 @@ impl Locks {
             };
             count(&mut self.counters.sessions_overflowed);
             ended = ended.saturating_add(self.sessions.size_of(session));
-            self.sessions.tell_of_end(session);
+            self.sessions.end_life(session);
             self.detach(session, now, effects);
         }
         while ended < DECISIONS_MAX {
@@ -103,9 +103,7 @@ impl Locks {
             let name = self.sessions.name_of(session).cloned();
             let holds = self.sessions.end(session);
             self.log_session_ended(name, &holds, now);
-            let (reads, others) = self.reads_first(holds);
-            self.end_holds_later(reads);
-            self.end_holds_later(others);
+            self.end_holds_later(holds);
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::decisions::deadlock::{DeadlockSearch, Found};
 use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Effect, WaitOutcome};
 use crate::interface::error::CommandError;
+use crate::interface::event::Moment;
 use crate::interface::request::{Acquire, WaitMode};
 use crate::interface::stored_permits::PermitsRequest;
 use crate::interface::task::{Command, Keys, Read};
@@ -17,7 +18,6 @@ use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
 use crate::values::must_exist::MustExist;
 use crate::values::time::{Lease, Now};
-use std::rc::Rc;
 
 /// A client that the driver has blocked.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +36,9 @@ pub struct Joined {
     /// Its place in the queue, 1 is next; for several locks the largest. 0 for a blocked client,
     /// which is not told.
     pub position: i64,
+    /// The present moment of its session: a later event tells how the wait ended. None for a
+    /// blocked client.
+    pub moment: Option<Moment>,
 }
 
 impl Locks {
@@ -218,12 +221,29 @@ impl Locks {
             self.tell_wanted_by_newcomer(waiters, effects);
         }
         self.note_peak();
-        let position = match terms.wait_mode {
-            WaitMode::Queue(_) => self.position(waiters, is_new),
-            WaitMode::Block(_) | WaitMode::None => 0,
+        Some(self.joined(first, waiters, is_new, reply_to))
+    }
+
+    /// What the driver is told of a waiter. A blocked client is told neither place nor moment.
+    fn joined(
+        &mut self,
+        waiter: WaiterId,
+        waiters: &[WaiterId],
+        is_new: bool,
+        reply_to: ReplyTarget,
+    ) -> Joined {
+        let (position, moment) = match reply_to {
+            ReplyTarget::Client { .. } => (0, None),
+            ReplyTarget::Session(session) => (
+                self.position(waiters, is_new),
+                self.sessions.moment(session),
+            ),
         };
-        let waiter = first;
-        Some(Joined { waiter, position })
+        Joined {
+            waiter,
+            position,
+            moment,
+        }
     }
 
     /// The caller of a command that [must wait](Outcome::MustWait) cannot be blocked after all: it
@@ -327,7 +347,7 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> Option<()> {
         let (first, others) = waiters.split_first()?;
-        let lock = self.lock_of(*first).must_exist()?;
+        let of = self.wait_of(*first).must_exist()?;
         let (reply_to, session) = self.table.take_over(*first, newcomer, now)?;
         for waiter in others {
             self.table.take_over(*waiter, newcomer, now)?;
@@ -337,9 +357,7 @@ impl Locks {
         }
         count(&mut self.counters.cancels);
         if reply_to != newcomer.reply_to {
-            let why = WaitOutcome::NotAcquired { ttl_ms };
-            let owner = Rc::from(newcomer.owner);
-            self.tell_left(&lock, reply_to, owner, why, effects);
+            self.tell_left(of, WaitOutcome::NotAcquired { ttl_ms }, effects);
         }
         Some(())
     }

@@ -31,7 +31,7 @@ pub struct Counters {
     pub session_releases: u64,
     /// Holds whose session was told that they were lost.
     pub holds_lost: u64,
-    /// Sessions that ended because they left too many events unfetched.
+    /// Sessions that ended because they left too many events unacknowledged.
     pub sessions_overflowed: u64,
     /// Leases whose end was noticed while the lock had waiters.
     pub expiries: u64,
