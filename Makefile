@@ -25,7 +25,7 @@ test: install ## Run every test; RLOCK_SERVER= names another server
 
 soak: install ## The heavy tests, with the figures they print
 	RLOCK_DROPS=100000 cargo test --release -p rlock-tests --test it -- \
-		client_session client_faults client_rw client_multi client_threads --include-ignored --nocapture --test-threads 1
+		bind client_session client_faults client_rw client_multi client_threads --include-ignored --nocapture --test-threads 1
 
 chaos: install ## A storm over real servers and its checkers; CHAOS_SECONDS=, CHAOS_SEED=, CHAOS_MENU=
 	CHAOS_SECONDS=$(or $(CHAOS_SECONDS),1800) CHAOS_SEED=$(CHAOS_SEED) CHAOS_ROUND=$(CHAOS_ROUND) \

@@ -647,16 +647,21 @@ fn a_session_whose_holds_a_demotion_forgot_is_told_to_confirm_them() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.session_connection("s");
+    let (began, _) = life.run("RLOCK.EVENTS s").told();
     conn.take_for("k", "alice", "s");
     assert_eq!(conn.run("REPLICAOF 127.0.0.1 1"), "OK");
     assert_eq!(conn.run("REPLICAOF NO ONE"), "OK");
-    let told = life.run("RLOCK.EVENTS s");
-    assert!(told.error().starts_with("NOSESSION"), "{told:?}");
-    assert!(life.run("RLOCK.EVENTS s").array().is_empty());
+    let error = conn.run("RLOCK.RENEW k alice 30000 SESSION s").error();
+    assert!(error.starts_with("NOSESSION"), "{error}");
+    let (life_now, events) = life.run("RLOCK.EVENTS s BLOCK 0").told();
+    assert!(
+        life_now > began && events.is_empty(),
+        "{life_now} {events:?}"
+    );
     conn.run("RLOCK.RENEW k alice 30000 SESSION s").int();
     conn.run("RLOCK.BREAK k").int();
     assert_eq!(
-        life.run("RLOCK.EVENTS s").array().len(),
+        life.run("RLOCK.EVENTS s").events().len(),
         1,
         "it is told again"
     );

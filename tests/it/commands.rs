@@ -286,20 +286,22 @@ fn the_hold_count_does_not_overflow() {
 #[test]
 fn acquire_queues_for_a_session_and_tells_the_place() {
     let server = Server::start();
-    let _life = server.session_connection("s");
+    let mut life_line = server.session_connection("s");
     for (index, mut conn) in both_protocols(&server).into_iter().enumerate() {
         let name = format!("k{index}");
         let wait = |owner| format!("RLOCK.ACQUIRE {name} {owner} 30000 QUEUE 0 SESSION s");
         let raw = conn.raw(wait("alice"));
         assert!(raw.starts_with("*2\r\n:1\r\n:"), "free, so taken: {raw}");
         assert_eq!(conn.run(wait("alice")).held().0, 2, "held, so entered");
-        assert_eq!(conn.raw(wait("bob")), "*2\r\n:-1\r\n:1\r\n");
-        assert_eq!(conn.raw(wait("carol")), "*2\r\n:-1\r\n:2\r\n");
+        let (life, _) = life_line.run("RLOCK.EVENTS s").told();
+        let queued = |position: u8| format!("*4\r\n:-1\r\n:{position}\r\n:0\r\n:{life}\r\n");
+        assert_eq!(conn.raw(wait("bob")), queued(1));
+        assert_eq!(conn.raw(wait("carol")), queued(2));
         let again = format!("{} ONCE", wait("carol"));
-        assert_eq!(conn.raw(again), "*2\r\n:-1\r\n:2\r\n");
+        assert_eq!(conn.raw(again), queued(2));
         let options = "once session s queue 9007199254740991";
         let last = conn.raw(format!("rlock.acquire {name} dave 1 {options}"));
-        assert_eq!(last, "*2\r\n:-1\r\n:3\r\n");
+        assert_eq!(last, queued(3));
         assert_eq!(server.waiting_owners(&name), ["bob", "carol", "dave"]);
     }
 }
@@ -418,6 +420,9 @@ fn events_refuses_what_it_does_not_understand_and_names_it() {
     let server = Server::start();
     let too_long = "s".repeat(1025);
     let grace = "ERR grace-ms must be an integer from 0 to 3600000";
+    let epoch = "ERR EPOCH must be an integer from 0 to 9007199254740991";
+    let after = "ERR AFTER must be a life and the number of an event, \
+                 integers from 0 to 9007199254740991";
     let (length, wait) = (SESSION_LENGTH, WAIT_BOUNDS);
     let twice = |option| format!("ERR option '{option}' is given twice");
     for (command, error) in [
@@ -428,6 +433,15 @@ fn events_refuses_what_it_does_not_understand_and_names_it() {
         ("RLOCK.EVENTS s GRACE", "ERR option 'GRACE' needs a value"),
         ("RLOCK.EVENTS s BLOCK 1 BLOCK 1", &twice("BLOCK")),
         ("RLOCK.EVENTS s GRACE 1 grace 1", &twice("grace")),
+        ("RLOCK.EVENTS s EPOCH", "ERR option 'EPOCH' needs a value"),
+        ("RLOCK.EVENTS s EPOCH 1 EPOCH 1", &twice("EPOCH")),
+        ("RLOCK.EVENTS s EPOCH -1", epoch),
+        ("RLOCK.EVENTS s EPOCH 9007199254740992", epoch),
+        ("RLOCK.EVENTS s AFTER 1", "ERR option 'AFTER' needs a value"),
+        ("RLOCK.EVENTS s AFTER 1 1 AFTER 1 1", &twice("AFTER")),
+        ("RLOCK.EVENTS s AFTER 1 -1", after),
+        ("RLOCK.EVENTS s AFTER x 1", after),
+        ("RLOCK.EVENTS s AFTER 9007199254740992 1", after),
         ("RLOCK.EVENTS s BLOCK -1", wait),
         ("RLOCK.EVENTS s BLOCK x", wait),
         ("RLOCK.EVENTS s GRACE -1", grace),
@@ -446,11 +460,12 @@ fn events_has_its_bounds_too() {
     let server = Server::start();
     let longest = "s".repeat(1024);
     let mut conn = server.connect();
-    let events = format!("rlock.events {longest} grace 3600000 block 1");
-    assert_eq!(conn.raw(events), "*0\r\n");
+    let largest = "epoch 9007199254740991 after 9007199254740991 9007199254740991";
+    let events = format!("rlock.events {longest} grace 3600000 block 1 {largest}");
+    assert_eq!(conn.run(events).events(), []);
     assert_eq!(
-        conn.raw(format!("RLOCK.EVENTS {longest} GRACE 0")),
-        "*0\r\n"
+        conn.run(format!("RLOCK.EVENTS {longest} GRACE 0")).events(),
+        []
     );
     conn.take_for("k", "alice", &longest);
     let mut waiting = server.blocked_in(&format!("RLOCK.EVENTS {longest} BLOCK {LEASE_MAX}"));
@@ -459,51 +474,124 @@ fn events_has_its_bounds_too() {
 }
 
 #[test]
-fn events_tells_kind_key_owner_and_value() {
+fn events_tells_all_about_its_subject() {
     let server = Server::start();
     for mut life in both_protocols(&server) {
         let mut conn = server.connect();
-        assert_eq!(life.raw("RLOCK.EVENTS s"), "*0\r\n");
-        assert_eq!(life.raw("RLOCK.EVENTS s BLOCK 1"), "*0\r\n");
+        let (number, _) = life.run("RLOCK.EVENTS s").told();
+        let told = |events: &[String]| {
+            let events = events.iter().enumerate();
+            let events = events.map(|(at, event)| format!("*8\r\n:{}\r\n{event}", at + 1));
+            let events: Vec<_> = events.collect();
+            let count = events.len();
+            format!("*2\r\n:{number}\r\n*{count}\r\n{}", events.concat())
+        };
+        assert_eq!(life.raw("RLOCK.EVENTS s BLOCK 1"), told(&[]));
         conn.take("k", "alice");
         conn.queue("k", "bob", "s");
         conn.let_go("k", "alice");
-        let token = conn.run("HGET k fence").text().replace('t', "");
-        let event = |kind: &str, value: &str| {
-            let [key, owner] = ["$1\r\nk", "$3\r\nbob"];
-            format!("*4\r\n${kind}\r\n{key}\r\n{owner}\r\n{value}\r\n")
+        let token = |conn: &mut Conn| conn.run("HGET k fence").text().replace('t', "");
+        let event = |kind: &str, value: &str, token: &str| {
+            let [key, owner, mode] = ["$1\r\nk", "$3\r\nbob", "$5\r\nplain"];
+            format!("${kind}\r\n{key}\r\n{owner}\r\n{value}\r\n:{token}\r\n{mode}\r\n:0\r\n")
         };
-        let granted = event("7\r\ngranted", &format!(":{token}"));
-        assert_eq!(life.raw("RLOCK.EVENTS s"), format!("*1\r\n{granted}"));
+        let is = token(&mut conn);
+        let mut all = vec![event("7\r\ngranted", &format!(":{is}"), &is)];
+        let mut is_told = |life: &mut Conn, event: String| {
+            all.push(event);
+            let raw = life.raw(format!("RLOCK.EVENTS s AFTER {number} 0 BLOCK 0"));
+            assert_eq!(raw, told(&all));
+        };
         for (end, reason) in [
             ("RLOCK.BREAK k", "$6\r\nbroken"),
             ("DEL k", "$7\r\ndeleted"),
             ("RLOCK.RENEW k bob 1", "$7\r\nexpired"),
+            ("RLOCK.RELEASE k bob", "$8\r\nreleased"),
         ] {
             conn.run("RLOCK.ACQUIRE k bob 30000 ONCE SESSION s").held();
+            let is = token(&mut conn);
             conn.run(end);
-            let lost = event("4\r\nlost", reason);
-            let raw = life.raw("RLOCK.EVENTS s BLOCK 0");
-            assert_eq!(raw, format!("*1\r\n{lost}"));
+            rlock_tests::until("the server has seen it", || {
+                server.info_number("rlock_session_holds") == 0
+            });
+            is_told(&mut life, event("4\r\nlost", reason, &is));
         }
         conn.pipeline(&["HSET k alice 1", "RLOCK.ACQUIRE k bob 1 QUEUE 1 SESSION s"]);
-        let timeout = event("7\r\ntimeout", ":-1");
-        let raw = life.raw("RLOCK.EVENTS s BLOCK 0");
-        assert_eq!(raw, format!("*1\r\n{timeout}"));
+        let waits = |conn: &mut Conn| conn.run("RLOCK.INFO k").get("waiters") != &0;
+        rlock_tests::until("the wait is over", || !waits(&mut conn));
+        is_told(&mut life, event("7\r\ntimeout", ":-1", "0"));
         conn.queue("k", "bob", "s");
         conn.pipeline(&["SET text v", "RENAME text k"]);
         let text = "WRONGTYPE Operation against a key holding the wrong kind of value";
-        let error = event("5\r\nerror", &format!("${}\r\n{text}", text.len()));
-        let raw = life.raw("RLOCK.EVENTS s BLOCK 0");
-        assert_eq!(raw, format!("*1\r\n{error}"));
+        let error = event("5\r\nerror", &format!("${}\r\n{text}", text.len()), "0");
+        rlock_tests::until("it is refused", || server.info_number("rlock_waiters") == 0);
+        is_told(&mut life, error);
         conn.run("DEL k");
+        let last = life.run("RLOCK.EVENTS s").told();
+        assert_eq!(last, (number, vec![]), "all is acknowledged without AFTER");
+        life.close();
+        rlock_tests::until("it is over", || server.info_number("rlock_sessions") == 0);
     }
+}
+
+#[test]
+fn bind_tells_the_life_and_the_server() {
+    let server = Server::start();
+    let mut life = server.session_connection("s");
+    let (number, _) = life.run("RLOCK.EVENTS s").told();
+    for (epoch, mut conn) in (1..).zip(both_protocols(&server)) {
+        let raw = conn.raw(format!("rlock.bind s epoch {epoch}"));
+        assert!(
+            raw.starts_with(&format!("*2\r\n:{number}\r\n$40\r\n")),
+            "{raw}"
+        );
+    }
+    for (command, error) in [
+        ("RLOCK.BIND s LATER 1", "ERR unknown option 'LATER'"),
+        (
+            "RLOCK.BIND s EPOCH -1",
+            "ERR EPOCH must be an integer from 0 to 9007199254740991",
+        ),
+    ] {
+        answers_with(&server, command, error);
+    }
+    let longest = "s".repeat(1024);
+    let _life = server.session_connection(&longest);
+    let bind = format!("RLOCK.BIND {longest} EPOCH 9007199254740991");
+    assert_eq!(server.run(bind).array().len(), 2);
+}
+
+#[test]
+fn events_tells_the_mode_and_the_database() {
+    let server = Server::start();
+    let (mut life, mut conn) = (server.session_connection("s"), server.connect());
+    conn.run("SELECT 2");
+    for (key, mode) in [
+        ("a", ""),
+        ("b", "READ"),
+        ("c", "WRITE"),
+        ("d", "PERMITS 1 OF 1"),
+    ] {
+        conn.run(format!("RLOCK.ACQUIRE {key} bob 30000 {mode} SESSION s"))
+            .held();
+        conn.run(format!("RLOCK.BREAK {key}"));
+    }
+    let (_, events) = life.run("RLOCK.EVENTS s").told();
+    let modes: Vec<_> = events
+        .iter()
+        .map(|event| (&*event.mode, event.db))
+        .collect();
+    assert_eq!(
+        modes,
+        [("plain", 2), ("read", 2), ("write", 2), ("permits", 2)]
+    );
 }
 
 #[test]
 fn events_tells_the_one_that_was_taken_over() {
     let server = Server::start();
     for mut first in both_protocols(&server) {
+        first.run("RLOCK.EVENTS s").events();
         first.send("RLOCK.EVENTS s BLOCK 0");
         first.expect_nothing_yet();
         let mut second = server.session_connection("s");
@@ -940,7 +1028,11 @@ fn sessions_are_listed_with_their_connections_and_what_they_have() {
     }
     let mut conn = server.connect();
     let (a, mut b) = (server.session_connection("a"), server.connect());
-    b.run("RLOCK.EVENTS b GRACE 60000").events();
+    b.run("RLOCK.EVENTS b GRACE 60000 EPOCH 7").events();
+    conn.run("RLOCK.BIND b EPOCH 1");
+    let bound = conn.id().into();
+    conn.take_for("lost", "alice", "b");
+    conn.run("DEL lost");
     conn.take_for("k", "alice", "a");
     conn.take_for("m", "alice", "b");
     conn.queue("k", "bob", "b");
@@ -965,7 +1057,10 @@ fn sessions_are_listed_with_their_connections_and_what_they_have() {
                 "waiters",
                 "grace-ms",
                 "age-ms",
-                "listening"
+                "listening",
+                "epoch",
+                "bound",
+                "unacknowledged"
             ]
         );
         assert_eq!(a.get("session"), &"a");
@@ -977,11 +1072,14 @@ fn sessions_are_listed_with_their_connections_and_what_they_have() {
         assert_eq!(b.get("grace-ms"), &60_000);
         assert!((0..60_000).contains(&b.get("age-ms").int()));
         assert_eq!(b.get("listening"), &1);
+        assert_eq!((a.get("epoch"), b.get("epoch")), (&Reply::Null, &7.into()));
+        assert_eq!((a.get("bound"), b.get("bound")), (&Reply::Null, &bound));
+        assert_eq!(b.get("unacknowledged"), &1);
     }
     assert!(
         conn.resp3()
             .raw("RLOCK.SESSIONS COUNT 1")
-            .starts_with("*1\r\n%8\r\n")
+            .starts_with("*1\r\n%11\r\n")
     );
     drop((a, b));
     let mut conn = server.connect();
@@ -993,7 +1091,7 @@ fn sessions_are_listed_with_their_connections_and_what_they_have() {
     });
     let told = conn.run("RLOCK.SESSIONS");
     for field in ["client-id", "address"] {
-        assert_eq!(told.array()[0].get(field), &Reply::Null);
+        assert_eq!(told.array()[0].get(field), &Reply::Null, "{field}");
     }
 }
 
@@ -1150,10 +1248,13 @@ fn too_few_and_too_many_arguments_are_refused() {
         "RLOCK.RENEW k",
         "RLOCK.RENEW k a",
         "RLOCK.CANCEL k",
-        "RLOCK.CANCEL k a more",
         "RLOCK.BREAK",
         "RLOCK.BREAK k more",
         "RLOCK.EVENTS",
+        "RLOCK.BIND",
+        "RLOCK.BIND s",
+        "RLOCK.BIND s EPOCH",
+        "RLOCK.BIND s EPOCH 1 more",
         "RLOCK.INFO",
         "RLOCK.INFO k more",
         "RLOCK.MACQUIRE",
@@ -1320,8 +1421,8 @@ fn acquire_with_read_or_write_waits_and_queues_as_without() {
             let raw = conn.raw(format!("RLOCK.ACQUIRE {key} bob 30000 {mode} BLOCK 5"));
             assert!(raw.starts_with("*2\r\n:0\r\n:"), "{raw}");
             let queue = format!("rlock.acquire {key} bob 30000 once queue 0 session s {mode}");
-            assert_eq!(conn.raw(&queue), "*2\r\n:-1\r\n:1\r\n");
-            assert_eq!(conn.raw(&queue), "*2\r\n:-1\r\n:1\r\n");
+            assert_eq!(conn.run(&queue).queued(), 1);
+            assert_eq!(conn.run(&queue).queued(), 1);
             conn.send(format!("RLOCK.ACQUIRE {key} carol 30000 BLOCK 0 {mode}"));
             conn.expect_nothing_yet();
             assert_eq!(server.run(format!("RLOCK.CANCEL {key} bob")), 1);
@@ -1380,10 +1481,8 @@ fn errors_about_read_and_write_are_exact() {
         ("RLOCK.RELEASE text alice WRITE", wrong_type),
         ("RLOCK.RENEW text alice 1 READ", wrong_type),
         ("RLOCK.ACQUIRE rw alice 1 WRITE BLOCK 0", upgrade),
-        (
-            "RLOCK.CANCEL rw alice READ",
-            "ERR wrong number of arguments",
-        ),
+        ("RLOCK.CANCEL rw alice READ WRITE", both),
+        ("RLOCK.CANCEL rw alice READ READ", &twice("READ")),
         ("RLOCK.BREAK rw READ", "ERR wrong number of arguments"),
     ] {
         for mut conn in both_protocols(&server) {
@@ -1415,8 +1514,8 @@ fn macquire_waits_and_queues() {
         assert!(raw.starts_with("*2\r\n:0\r\n:"), "{raw}");
         assert_eq!(other.queue(&a, "carol", "s"), 1);
         assert_eq!(
-            conn.raw(format!("{wait} ONCE QUEUE 0 SESSION s")),
-            "*2\r\n:-1\r\n:2\r\n"
+            conn.run(format!("{wait} ONCE QUEUE 0 SESSION s")).queued(),
+            2
         );
         assert_eq!(conn.raw(format!("RLOCK.CANCEL {c} bob")), ":1\r\n");
         conn.send(format!("rlock.macquire bob 30000 2 {b} {c} block 0"));

@@ -95,7 +95,7 @@ fn each_command_takes_the_options_that_it_declares_and_no_other() {
             let arguments = match name.as_str() {
                 "RLOCK.CANCEL" | "RLOCK.RELEASE" | "RLOCK.GUARD" => "free owner",
                 "RLOCK.BREAK" | "RLOCK.INFO" => "free",
-                "RLOCK.EVENTS" => "session",
+                "RLOCK.EVENTS" | "RLOCK.BIND" => "session",
                 "RLOCK.LIST" | "RLOCK.LOG" | "RLOCK.SESSIONS" => "",
                 "RLOCK.MRELEASE" => "owner 1 free",
                 "RLOCK.MACQUIRE" | "RLOCK.MRENEW" => "owner 1000 1 free",
@@ -103,6 +103,8 @@ fn each_command_takes_the_options_that_it_declares_and_no_other() {
             };
             let value = if ["READ", "WRITE", "ONCE", "RESET"].contains(word) {
                 ""
+            } else if *word == "AFTER" {
+                "1 1"
             } else {
                 "1"
             };
@@ -310,7 +312,8 @@ fn events_are_of_the_kinds_that_are_documented() {
     for (name, owner) in [("expired", "a"), ("broken", "a"), ("deleted", "a")] {
         conn.take_for(name, owner, "s");
     }
-    for name in ["granted", "timeout", "error"] {
+    conn.take_for("released", "a", "s");
+    for name in ["granted", "timeout", "error", "left"] {
         conn.take(name, "bob");
         conn.queue(name, "a", "s");
     }
@@ -321,18 +324,23 @@ fn events_are_of_the_kinds_that_are_documented() {
     conn.run("RLOCK.BREAK broken");
     conn.run("DEL deleted");
     conn.let_go("granted", "bob");
+    conn.let_go("released", "a");
     conn.run("RLOCK.CANCEL timeout a");
     conn.run("SET error text");
     let mut seen = BTreeMap::<String, BTreeSet<String>>::new();
     until("all events have come", || {
-        for (event, value) in life.run("RLOCK.EVENTS s").events() {
-            let kind = event.split(' ').next().expect("a kind").to_owned();
+        for event in life.run("RLOCK.EVENTS s GRACE 60000").told().1 {
+            let kind = event.what.split(' ').next().expect("a kind").to_owned();
             let values = seen.entry(kind.clone()).or_default();
             if kind == "lost" {
-                values.insert(value.text());
+                values.insert(event.value.text());
             }
         }
-        seen.len() == 5 && seen.get("lost").is_some_and(|reasons| reasons.len() == 3)
+        let is_all_but_left = seen.len() == 5 && !seen.contains_key("left");
+        if is_all_but_left && seen.get("lost").is_some_and(|reasons| reasons.len() == 4) {
+            std::mem::replace(&mut life, server.connect()).close();
+        }
+        seen.len() == 6
     });
     let table = tables("docs/commands.md", "## RLOCK.EVENTS").remove(0);
     let kinds: BTreeSet<_> = table.iter().map(|row| row[0].replace('`', "")).collect();

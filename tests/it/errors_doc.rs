@@ -9,13 +9,14 @@ use rlock_tests::{Cluster, Conn, Pair, Server};
 use super::commands_doc::tables;
 
 /// Each command, and where in it what could be wrong stands.
-const COMMANDS: [(&str, &str); 15] = [
+const COMMANDS: [(&str, &str); 16] = [
     ("ACQUIRE", "KEY OWNER LEASE OPTIONS"),
     ("RELEASE", "KEY OWNER OPTIONS"),
     ("RENEW", "KEY OWNER LEASE OPTIONS"),
     ("CANCEL", "KEY OWNER OPTIONS"),
     ("BREAK", "KEY OPTIONS"),
     ("LIMIT", "KEY LIMIT"),
+    ("BIND", "SESSION EPOCH OPTIONS"),
     ("EVENTS", "SESSION OPTIONS"),
     ("INFO", "KEY OPTIONS"),
     ("LIST", "OPTIONS"),
@@ -29,20 +30,31 @@ const COMMANDS: [(&str, &str); 15] = [
 
 /// What stands there if nothing is said. `#` is another number in each round, so that none
 /// meets what another has left.
-const RIGHT: [(&str, &str); 8] = [
+const RIGHT: [(&str, &str); 9] = [
     ("KEY", "free#"),
     ("OWNER", "alice"),
     ("LEASE", "1000"),
     ("LIMIT", "5"),
     ("SESSION", "s#"),
+    ("EPOCH", "EPOCH 1"),
     ("NUMKEYS", "1"),
     ("OPTIONS", ""),
     ("CALL", "CALL PING"),
 ];
 
 /// What is wrong. An empty word is written as `''`, and LONG is a pattern of a byte too many.
-const WRONG: [&[(&str, &str)]; 89] = [
+const WRONG: [&[(&str, &str)]; 99] = [
     &[],
+    &[("SESSION", "nobody")],
+    &[("EPOCH", "EPOCH -1")],
+    &[("EPOCH", "LATER 1")],
+    &[("OPTIONS", "EPOCH -1")],
+    &[("OPTIONS", "EPOCH")],
+    &[("OPTIONS", "EPOCH 1 EPOCH 1")],
+    &[("OPTIONS", "AFTER x 1")],
+    &[("OPTIONS", "AFTER 1")],
+    &[("OPTIONS", "AFTER 1 1 AFTER 1 1")],
+    &[("OPTIONS", "PERMITS READ")],
     &[("LEASE", "0")],
     &[("LEASE", "9007199254740992")],
     &[("OWNER", "''")],
@@ -213,20 +225,7 @@ fn every_error_is_documented_for_the_commands_that_answer_with_it() {
     let script = "return redis.pcall('RLOCK.EVENTS', 's')";
     let words = ["EVAL", script, "0"].map(str::to_owned);
     note(&mut seen, &documented, &mut conn, "EVENTS", &words);
-    conn.run("CONFIG SET rlock.max-events-per-session 1");
-    let mut overflown = server.connect();
-    overflown.run("RLOCK.EVENTS overflown").events();
-    for name in ["lost1", "lost2"] {
-        let take = format!("RLOCK.ACQUIRE {name} zoe 30000 SESSION overflown");
-        overflown.run(take).held();
-    }
-    conn.run("DEL lost1 lost2");
-    rlock_tests::until("its session has ended", || {
-        server.info_number("rlock_sessions_overflowed") == 1
-    });
-    let words = ["RLOCK.EVENTS", "overflown"].map(str::to_owned);
-    note(&mut seen, &documented, &mut overflown, "EVENTS", &words);
-    overflown.run("RLOCK.EVENTS overflown").events();
+    note_errors_of_bind(&server, &mut seen, &documented);
     let mut listener = server.blocked_in("RLOCK.EVENTS s BLOCK 0");
     conn.run("RLOCK.EVENTS s").events();
     conn.run("CONFIG SET rlock.max-sessions 1");
@@ -235,6 +234,36 @@ fn every_error_is_documented_for_the_commands_that_answer_with_it() {
     let taken_over = listener.read().error();
     seen.insert((as_documented(&taken_over, &documented), "EVENTS"));
     agree(&seen, &documented);
+}
+
+/// The errors of BIND, and of late calls, that need more than one call.
+fn note_errors_of_bind(
+    server: &Server,
+    seen: &mut BTreeSet<Answer>,
+    documented: &BTreeSet<Answer>,
+) {
+    let mut conn = server.connect();
+    conn.run("RLOCK.EVENTS late EPOCH 5").events();
+    let mut life = server.session_connection("other");
+    conn.run("RLOCK.BIND late EPOCH 5").array();
+    let script = "return redis.pcall('RLOCK.BIND', 'late', 'EPOCH', '6')";
+    for (command, words) in [
+        ("EVENTS", &["RLOCK.EVENTS", "late", "EPOCH", "4"][..]),
+        ("BIND", &["RLOCK.BIND", "late", "EPOCH", "5"]),
+        ("BIND", &["RLOCK.BIND", "other", "EPOCH", "1"]),
+        ("BIND", &["EVAL", script, "0"]),
+    ] {
+        let words: Vec<_> = words.iter().copied().map(str::to_owned).collect();
+        note(seen, documented, &mut conn, command, &words);
+    }
+    life.run("RLOCK.EVENTS other").events();
+    let renamed = Server::builder()
+        .config("rename-command CLIENT HIDDEN")
+        .start();
+    let mut conn = renamed.connect();
+    conn.run("RLOCK.EVENTS s").events();
+    let words = ["RLOCK.BIND", "s", "EPOCH", "1"].map(str::to_owned);
+    note(seen, documented, &mut conn, "BIND", &words);
 }
 
 /// Owner n holds the lock n and waits for the lock n + 1. Each waits for one who does not wait yet,

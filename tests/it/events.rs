@@ -19,6 +19,7 @@ pub(super) fn life_with_a_long_grace(server: &Server) -> Conn {
 pub(super) fn listener(server: &Server, options: &str) -> (Conn, i64) {
     let mut conn = server.connect();
     let id = conn.id();
+    conn.run(format!("RLOCK.EVENTS s {options}")).events();
     conn.send(format!("RLOCK.EVENTS s BLOCK 0 {options}"));
     conn.expect_nothing_yet();
     (conn, id)
@@ -306,7 +307,7 @@ fn events_come_once_and_in_the_order_in_which_they_happened() {
 #[test]
 fn events_wait_no_longer_than_asked() {
     let server = Server::start();
-    let mut life = server.connect();
+    let mut life = server.session_connection("s");
     for wait_ms in [1, 20, 100] {
         on_time("the end", &server, Duration::from_millis(10), |_| {
             let begun = Instant::now();
@@ -329,6 +330,7 @@ fn whoever_waits_for_events_is_told_at_once() {
     let mut conn = server.connect();
     for listener in [server.connect(), server.connect().resp3()] {
         let mut listener = listener;
+        listener.run("RLOCK.EVENTS s").events();
         for block in ["0", "60000"] {
             listener.send(format!("RLOCK.EVENTS s BLOCK {block}"));
             listener.expect_nothing_yet();
@@ -338,6 +340,7 @@ fn whoever_waits_for_events_is_told_at_once() {
             conn.let_go("k", "alice");
             listener.read_promptly().granted("k", "bob");
             conn.let_go("k", "bob");
+            listener.run("RLOCK.EVENTS s").events();
         }
     }
 }
@@ -703,16 +706,21 @@ fn a_server_that_becomes_a_replica_tells_queued_waiters() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.session_connection("s");
+    let mut other = server.session_connection("t");
+    let (began, _) = life.run("RLOCK.EVENTS s").told();
     conn.take("k", "alice");
     conn.queue("k", "bob", "s");
+    conn.queue("k", "carol", "t");
     conn.take_for("held", "dave", "s");
     assert_eq!(conn.run("REPLICAOF 127.0.0.1 1"), "OK");
-    // The session is to confirm what it holds, wherever that is now.
-    let told = life.run("RLOCK.EVENTS s").error();
-    assert!(told.starts_with("NOSESSION "), "{told}");
-    let (event, error) = life.run("RLOCK.EVENTS s").event();
-    assert_eq!(event, "error k bob");
+    // One that has a hold begins another life: it must confirm what it holds, wherever that is now,
+    // and ask for its waits again.
+    let (life_now, events) = life.run("RLOCK.EVENTS s").told();
+    assert!(life_now > began && events.is_empty(), "{events:?}");
+    let (event, error) = other.run("RLOCK.EVENTS t").event();
+    assert_eq!(event, "error k carol");
     assert!(error.text().starts_with("UNBLOCKED "), "{error:?}");
+    other.close();
     // What its sessions hold is the new primary's to end, and to watch.
     assert_eq!(server.info_number("rlock_session_holds"), 0);
     life.close();

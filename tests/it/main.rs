@@ -36,6 +36,7 @@ mod permits; // a counting semaphore
 mod several; // several locks at once
 mod several_cluster; // and in a cluster
 
+mod bind; // connections that were given up
 mod deadlock; // waits that could never end
 mod events; // what a session is told of
 mod log; // what an operator is told of afterwards

@@ -640,7 +640,7 @@ fn a_replica_refuses_to_write_and_answers_questions() {
         (&"alice".into(), &token.into())
     );
     assert!(conn.run("RLOCK.LIST").array().is_empty());
-    assert!(conn.run("RLOCK.EVENTS s").array().is_empty());
+    assert_eq!(conn.run("RLOCK.EVENTS s").events(), []);
 }
 
 #[test]

@@ -77,28 +77,172 @@ fn holds_are_released_when_the_grace_is_over() {
 }
 
 #[test]
-fn waiters_and_unfetched_grants_do_not_outlive_the_connection_whatever_the_grace() {
+fn waiters_leave_with_the_connection_and_grants_stay_for_the_grace() {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = life_with_a_long_grace(&server);
-    for name in ["waited-for", "granted", "fetched"] {
+    let (number, _) = life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}")).told();
+    for name in ["waited-for", "granted"] {
         conn.take(name, "alice");
         conn.queue(name, "bob", "s");
     }
-    conn.let_go("fetched", "alice");
-    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
-        .granted("fetched", "bob");
     conn.let_go("granted", "alice");
-    let mut next = server.wait_in_queue("granted", "carol");
-    let mut behind = server.wait_in_queue("fetched", "carol");
+    let token = server.run("RLOCK.INFO granted").get("token").int();
+    let mut behind = server.wait_in_queue("granted", "carol");
     life.close();
-    next.read().held();
     until("bob has left the queue", || {
         server.waiting_owners("waited-for").is_empty()
     });
     behind.expect_nothing_yet();
-    assert_eq!(server.holder("fetched").as_deref(), Some("bob"));
-    assert_eq!(server.info_number("rlock_grants_taken_back"), 1);
+    assert_eq!(server.holder("granted").as_deref(), Some("bob"));
+    assert_eq!(server.info_number("rlock_grants_taken_back"), 0);
+    let (again, events) = server.connect().run("RLOCK.EVENTS s").told();
+    assert_eq!(again, number, "the same life");
+    let events: Vec<_> = events
+        .iter()
+        .map(|of| (of.seq, &*of.what, of.token))
+        .collect();
+    assert_eq!(
+        events,
+        [
+            (1, "granted granted bob", token),
+            (2, "left waited-for bob", 0)
+        ]
+    );
+    // That connection has closed as well, and without a grace.
+    behind.read().held();
+}
+
+/// A connection that dies before, within or after a reply costs no event.
+#[test]
+fn what_was_told_is_told_again_until_it_is_acknowledged() {
+    const EVENTS: i64 = 5;
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut life = life_with_a_long_grace(&server);
+    let (number, _) = life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}")).told();
+    conn.take_for("kept", "bob", "s");
+    for event in 1..=EVENTS {
+        conn.take_for(&format!("k{event}"), "bob", "s");
+        conn.run(format!("RLOCK.BREAK k{event}"));
+    }
+    for heard in 0..=EVENTS + 1 {
+        for told in 0..3 {
+            let call = format!("RLOCK.EVENTS s GRACE {ONE_HOUR} AFTER {number} {heard}");
+            let reply = life.run(&call);
+            // AFTER another life drops nothing and does not block.
+            let stranger = life.run(format!("{call} BLOCK 0").replace(&number.to_string(), "1"));
+            assert_eq!(reply, stranger, "after {heard}, told {told} times");
+            let (again, events) = reply.told();
+            let seqs: Vec<_> = events.iter().map(|event| event.seq).collect();
+            let left: Vec<_> = (heard + 1..=EVENTS).collect();
+            assert_eq!((again, seqs), (number, left), "after {heard}");
+            let id = life.id();
+            life.close();
+            until("the connection is gone", || {
+                server.run(format!("CLIENT LIST ID {id}")).text().is_empty()
+            });
+            life = server.connect();
+        }
+    }
+    // An event that comes later has the next number.
+    life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+        .events();
+    conn.run("RLOCK.BREAK kept");
+    let (again, events) = life
+        .run(format!("RLOCK.EVENTS s AFTER {number} {EVENTS}"))
+        .told();
+    assert_eq!((again, events[0].seq), (number, EVENTS + 1));
+    let (_, events) = life.run("RLOCK.EVENTS s").told();
+    assert_eq!(
+        events,
+        [],
+        "without AFTER all that was told is acknowledged"
+    );
+}
+
+#[test]
+fn a_late_call_on_an_old_connection_takes_nothing_over() {
+    let server = Server::start();
+    let (mut old, mut new) = (server.connect(), server.connect());
+    let (number, _) = old.run("RLOCK.EVENTS s EPOCH 3 GRACE 60000").told();
+    old.take_for("k", "bob", "s");
+    new.run("RLOCK.EVENTS s EPOCH 4 GRACE 60000").events();
+    new.send("RLOCK.EVENTS s EPOCH 4 GRACE 60000 BLOCK 0");
+    new.expect_nothing_yet();
+    let stale = "STALE a later connection has named EPOCH 4 for this session";
+    for call in ["EPOCH 3", "EPOCH 0 GRACE 0", "EPOCH 3 BLOCK 0"] {
+        assert_eq!(old.run(format!("RLOCK.EVENTS s {call}")).error(), stale);
+    }
+    old.close();
+    new.expect_nothing_yet();
+    server.run("RLOCK.BREAK k");
+    let (again, events) = new.read().told();
+    assert_eq!((again, &*events[0].what), (number, "lost k bob"));
+    // The same number, and a call without one, are not late.
+    let told = new.run("RLOCK.EVENTS s EPOCH 4").told();
+    assert_eq!(told, (number, vec![]));
+    assert_eq!(new.run("RLOCK.EVENTS s").told().0, number);
+}
+
+#[test]
+fn a_life_is_another_after_the_grace_and_after_a_restart() {
+    let mut server = Server::start();
+    let mut lives = Vec::new();
+    for _ in 0..2 {
+        let mut life = server.connect();
+        lives.push(life.run("RLOCK.EVENTS s").told().0);
+        // A session without holds ends with its connection.
+        life.close();
+        until("it is over", || server.info_number("rlock_sessions") == 0);
+    }
+    server.restart();
+    lives.push(server.connect().run("RLOCK.EVENTS s").told().0);
+    assert!(lives.is_sorted_by(|one, next| one < next), "{lives:?}");
+}
+
+#[test]
+fn a_release_is_told_unless_the_bound_connection_made_it() {
+    let server = Server::start();
+    let mut life = server.session_connection("s");
+    let (mut bound, mut other) = (server.connect(), server.connect());
+    bound.run("RLOCK.BIND s EPOCH 1").array();
+    let releases = [
+        ("", "RLOCK.RELEASE k bob"),
+        ("READ", "RLOCK.RELEASE k bob READ"),
+        ("WRITE", "RLOCK.RELEASE k bob WRITE"),
+        ("PERMITS 2 OF 2", "RLOCK.RELEASE k bob PERMITS 2"),
+        ("", "RLOCK.MRELEASE bob 1 k"),
+    ];
+    for (mode, release) in releases {
+        for is_bound in [true, false] {
+            let take = format!("RLOCK.ACQUIRE k bob 30000 {mode} SESSION s");
+            let token = bound.run(take).held().1;
+            let by = if is_bound { &mut bound } else { &mut other };
+            by.run(release).int();
+            let (_, events) = life.run("RLOCK.EVENTS s").told();
+            if is_bound {
+                assert_eq!(events, [], "{release}");
+                continue;
+            }
+            let told: Vec<_> = events
+                .iter()
+                .map(|of| (&*of.what, &of.value, of.token))
+                .collect();
+            assert_eq!(
+                told,
+                [("lost k bob", &"released".into(), token)],
+                "{release}"
+            );
+        }
+    }
+    // One of two holds given back is no loss.
+    for count in [1, 2] {
+        let held = bound.run("RLOCK.ACQUIRE k bob 30000 SESSION s").held();
+        assert_eq!(held.0, count);
+    }
+    assert_eq!(other.let_go("k", "bob"), 1);
+    assert_eq!(life.run("RLOCK.EVENTS s").told().1, []);
 }
 
 #[test]
@@ -193,19 +337,12 @@ fn a_connection_that_was_no_session_connection_ends_nothing() {
 /// The session connection is killed in the turn of the grant, by a command right behind the
 /// release.
 #[test]
-fn a_grant_to_a_session_killed_in_the_same_turn_goes_to_the_next() {
+fn a_grant_to_a_session_killed_in_the_same_turn_goes_to_the_next_without_a_grace() {
     for transaction in [false, true] {
-        for listening in [false, true] {
+        for grace in ["0", ONE_HOUR] {
             let server = Server::start();
             let mut alice = server.connect();
-            let grace = format!("GRACE {ONE_HOUR}");
-            let (mut life, id) = if listening {
-                listener(&server, &grace)
-            } else {
-                let mut life = life_with_a_long_grace(&server);
-                let id = life.id();
-                (life, id)
-            };
+            let (mut life, id) = listener(&server, &format!("GRACE {grace}"));
             alice.take("k", "alice");
             alice.queue("k", "bob", "s");
             let mut carol = server.wait_in_queue("k", "carol");
@@ -216,6 +353,11 @@ fn a_grant_to_a_session_killed_in_the_same_turn_goes_to_the_next() {
                 alice.pipeline(&[release, &kill]);
             }
             life.read_to_end();
+            if grace != "0" {
+                carol.expect_nothing_yet();
+                assert_eq!(server.holder("k").as_deref(), Some("bob"));
+                continue;
+            }
             assert_eq!(carol.read().held().0, 1);
             assert_eq!(server.holder("k").as_deref(), Some("carol"));
         }
@@ -306,21 +448,21 @@ fn a_break_behind_the_kill_of_one_readers_session_ends_the_others() {
 }
 
 /// The session connection's socket is closed and the release arrives while the server does not run:
-/// it finds both in one turn, in either order.
+/// it finds both in one turn, in either order. The wait has left, or it was granted and told.
 #[test]
-fn a_session_connection_closed_in_the_turn_of_the_grant_keeps_nothing() {
+fn a_session_connection_closed_in_the_turn_of_the_grant_is_told_what_came_of_it() {
     for release_first in [false, true] {
         for listening in [false, true] {
             let server = Server::start();
             let mut alice = server.connect();
             let mut life = life_with_a_long_grace(&server);
+            alice.take_for("kept", "bob", "s");
             if listening {
                 life.send(format!("RLOCK.EVENTS s BLOCK 0 GRACE {ONE_HOUR}"));
                 life.expect_nothing_yet();
             }
             alice.take("k", "alice");
             alice.queue("k", "bob", "s");
-            let mut carol = server.wait_in_queue("k", "carol");
             server.freeze();
             if release_first {
                 alice.send("RLOCK.RELEASE k alice");
@@ -331,29 +473,22 @@ fn a_session_connection_closed_in_the_turn_of_the_grant_keeps_nothing() {
             }
             server.thaw();
             assert_eq!(alice.read(), 0);
-            carol.read().held();
-            assert_eq!(server.holder("k").as_deref(), Some("carol"));
+            until("the connection is gone", || {
+                server.run("RLOCK.SESSIONS").array()[0].get("listening") == &0
+            });
+            let (_, events) = server
+                .connect()
+                .run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
+                .told();
+            let told: Vec<_> = events.iter().map(|event| &*event.what).collect();
+            let is_held = server.holder("k").as_deref() == Some("bob");
+            let expected = if is_held {
+                "granted k bob"
+            } else {
+                "left k bob"
+            };
+            assert_eq!(told, [expected], "{release_first} {listening}");
         }
-    }
-}
-
-#[test]
-fn a_grant_that_its_owner_knows_of_by_another_way_is_kept() {
-    for confirm in ["RLOCK.RENEW k bob 30000", "RLOCK.ACQUIRE k bob 30000 ONCE"] {
-        let server = Server::start();
-        let mut alice = server.connect();
-        let life = life_with_a_long_grace(&server);
-        alice.take("k", "alice");
-        alice.queue("k", "bob", "s");
-        let mut carol = server.wait_in_queue("k", "carol");
-        alice.let_go("k", "alice");
-        let reply = alice.run(confirm);
-        assert!(reply == 1 || reply.held().0 == 1, "{confirm}: {reply:?}");
-        life.close();
-        carol.expect_nothing_yet();
-        assert_eq!(server.holder("k").as_deref(), Some("bob"), "{confirm}");
-        assert_eq!(alice.let_go("k", "bob"), 0);
-        carol.read().held();
     }
 }
 
@@ -752,22 +887,6 @@ fn a_hand_over_by_the_end_of_a_session_is_one_transaction() {
 }
 
 #[test]
-fn a_hand_over_of_an_unfetched_grant_is_one_transaction() {
-    let server = Server::start();
-    let mut conn = server.connect();
-    let life = life_with_a_long_grace(&server);
-    conn.take("k", "alice");
-    conn.queue("k", "bob", "s");
-    let mut carol = server.wait_in_queue("k", "carol");
-    conn.let_go("k", "alice");
-    let mut feed = Feed::of(&server);
-    life.close();
-    let (_, token) = carol.read().held();
-    let end = end_of(&mut conn, "k");
-    assert_one_hand_over(&feed.news(), &grant("k", "carol", 1, token, end));
-}
-
-#[test]
 fn the_end_of_a_session_without_waiters_is_replicated_as_a_last_release() {
     let server = Server::start();
     let mut conn = server.connect();
@@ -1086,12 +1205,13 @@ fn lose_holds(conn: &mut Conn, times: usize) {
 }
 
 #[test]
-fn a_session_that_fetches_nothing_ends_as_if_its_connection_had_closed() {
+fn a_session_that_acknowledges_nothing_ends_as_if_its_connection_had_closed() {
     let server = Server::builder()
         .config("rlock.max-events-per-session 10")
         .start();
     let mut conn = server.connect();
     let mut life = server.session_connection("s");
+    let (number, _) = life.run("RLOCK.EVENTS s").told();
     conn.take_for("held", "bob", "s");
     for name in ["granted", "waited-for"] {
         conn.take(name, "alice");
@@ -1103,7 +1223,7 @@ fn a_session_that_fetches_nothing_ends_as_if_its_connection_had_closed() {
     let mut blocked = server.blocked_in(wait);
     lose_holds(&mut conn, 9);
     life.settle();
-    assert_eq!(server.info_number("rlock_unfetched_events"), 10);
+    assert_eq!(server.info_number("rlock_unacknowledged_events"), 10);
     assert_eq!(server.info_number("rlock_sessions"), 1);
 
     lose_holds(&mut conn, 1);
@@ -1112,21 +1232,14 @@ fn a_session_that_fetches_nothing_ends_as_if_its_connection_had_closed() {
     until("all is over", || server.info_number("rlock_sessions") == 0);
     assert!(server.holder("held").is_none());
     assert!(server.waiting_owners("waited-for").is_empty());
-    assert_eq!(server.info_number("rlock_unfetched_events"), 0);
+    assert_eq!(server.info_number("rlock_unacknowledged_events"), 0);
     assert_eq!(server.info_number("rlock_sessions_overflowed"), 1);
     // The connection is not closed, and may begin anew.
     let error = life.run("RLOCK.ACQUIRE k bob 1000 SESSION s").error();
     assert!(error.starts_with("NOSESSION "), "{error}");
-    hears_of_the_end(&mut life);
-    assert_eq!(life.run("RLOCK.EVENTS s").events(), []);
+    let (again, events) = life.run("RLOCK.EVENTS s BLOCK 0").told();
+    assert!(again > number && events.is_empty(), "{again} {events:?}");
     life.take_for("k", "bob", "s");
-}
-
-/// Once: otherwise it would take the events of the next session for all there were.
-#[track_caller]
-fn hears_of_the_end(life: &mut Conn) {
-    let error = life.run("RLOCK.EVENTS s").error();
-    assert!(error.starts_with("NOSESSION "), "{error}");
 }
 
 #[test]
@@ -1136,6 +1249,7 @@ fn a_session_that_ended_so_may_come_back_within_its_grace() {
         .start();
     let mut conn = server.connect();
     let mut life = life_with_a_long_grace(&server);
+    let (number, _) = life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}")).told();
     conn.take_for("held", "bob", "s");
     lose_holds(&mut conn, 11);
     until("it was found", || {
@@ -1144,9 +1258,10 @@ fn a_session_that_ended_so_may_come_back_within_its_grace() {
     assert_eq!(server.holder("held").as_deref(), Some("bob"));
     let error = conn.run("RLOCK.ACQUIRE k bob 1000 SESSION s").error();
     assert!(error.starts_with("NOSESSION "), "{error}");
-    hears_of_the_end(&mut life);
-    assert_eq!(life.run("RLOCK.EVENTS s").events().len(), 11);
-    assert!(server.holder("held").is_some());
+    let call = format!("RLOCK.EVENTS s AFTER {number} 0 BLOCK 0");
+    let (again, events) = life.run(call).told();
+    assert!(again > number && events.is_empty(), "{again} {events:?}");
+    assert_eq!(conn.run("RLOCK.RENEW held bob 30000 SESSION s"), 1);
     life.close();
     until("its holds went with it", || server.holder("held").is_none());
 }

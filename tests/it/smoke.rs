@@ -199,7 +199,8 @@ fn smoke_a_session_connection_killed_in_the_turn_of_the_grant() {
     alice.take("k", "alice");
     let mut life = server.connect();
     let id = life.id();
-    life.send("RLOCK.EVENTS s BLOCK 0 GRACE 60000");
+    life.run("RLOCK.EVENTS s").events();
+    life.send("RLOCK.EVENTS s BLOCK 0");
     life.expect_nothing_yet();
     alice.queue("k", "bob", "s");
     let mut carol = server.wait_in_queue("k", "carol");

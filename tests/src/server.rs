@@ -407,6 +407,11 @@ impl Server {
     pub fn blocked_in(&self, command: &str) -> Conn {
         let mut conn = self.connect();
         let id = conn.id();
+        // The call that begins a session is answered at once.
+        if let Some(session) = command.strip_prefix("RLOCK.EVENTS ") {
+            let session = session.split(' ').next().unwrap_or_default();
+            conn.run(format!("RLOCK.EVENTS {session}")).events();
+        }
         conn.send(command);
         let mut observer = self.connect();
         until(&format!("{command} blocks"), || {
