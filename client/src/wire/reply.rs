@@ -176,57 +176,43 @@ fn time_left(ttl_ms: i64) -> Option<Duration> {
 }
 
 pub(super) fn read_told(reply: &Value) -> Option<Told> {
-    let [Value::Int(life), events] = reply.as_sequence()? else {
+    let [Value::Int(life), told] = reply.as_sequence()? else {
         return None;
     };
-    let mut told = Vec::new();
-    for event in events.as_sequence()? {
-        told.extend(read_event(event)?);
+    let mut events = Vec::new();
+    for event in told.as_sequence()? {
+        let [_seq, kind, name, owner, value, token, _mode, _db] = event.as_sequence()? else {
+            return None;
+        };
+        let bytes = read::<Vec<u8>>;
+        let (kind, name, owner) = (bytes(kind)?, bytes(name)?, bytes(owner)?);
+        let kind = match &*kind {
+            b"granted" => EventKind::Granted {
+                token: read_count(value)?,
+            },
+            b"timeout" => EventKind::TimedOut {
+                lease_left: time_left(read(value)?),
+            },
+            b"lost" => match &*bytes(value)? {
+                // By us: our command connection is not bound to the session.
+                b"released" => continue,
+                reason => EventKind::Lost(LostReason::from_server(reason)),
+            },
+            b"wanted" => EventKind::Wanted,
+            // It is about a hold, and not about a wait: the slot has moved, which is found out
+            // anyway.
+            b"error" if read_count(token)? != 0 => continue,
+            b"error" => {
+                EventKind::Failed(Error::from_text(&String::from_utf8_lossy(&bytes(value)?)))
+            }
+            // A wait that has left is asked for again when the session is attached anew. And a kind
+            // that a later server may add is nothing to us.
+            _ => continue,
+        };
+        events.push(Event { name, owner, kind });
     }
-    Some(Told {
-        life: *life,
-        events: told,
-    })
-}
-
-/// An event, if it is one of those that are acted on.
-fn read_event(event: &Value) -> Option<Option<Event>> {
-    let [
-        Value::Int(_seq),
-        kind,
-        name,
-        owner,
-        value,
-        Value::Int(token),
-        _mode,
-        Value::Int(_db),
-    ] = event.as_sequence()?
-    else {
-        return None;
-    };
-    let bytes = |of: &Value| read::<Vec<u8>>(of);
-    let (kind, name, owner) = (bytes(kind)?, bytes(name)?, bytes(owner)?);
-    let kind = match &*kind {
-        b"granted" => EventKind::Granted {
-            token: read_count(value)?,
-        },
-        b"timeout" => EventKind::TimedOut {
-            lease_left: time_left(read(value)?),
-        },
-        b"lost" => match &*bytes(value)? {
-            // By ourselves: our command connection is not bound to the session.
-            b"released" => return Some(None),
-            reason => EventKind::Lost(LostReason::from_server(reason)),
-        },
-        b"wanted" => EventKind::Wanted,
-        // It is about a hold, and not about a wait: the slot has moved, which is found out anyway.
-        b"error" if *token != 0 => return Some(None),
-        b"error" => EventKind::Failed(Error::from_text(&String::from_utf8_lossy(&bytes(value)?))),
-        // A wait that has left is asked for again when the session is attached anew. And a kind
-        // that a later server may add is nothing to us.
-        _ => return Some(None),
-    };
-    Some(Some(Event { name, owner, kind }))
+    let life = *life;
+    Some(Told { life, events })
 }
 
 /// The same of permits, which are one hold however many they are.

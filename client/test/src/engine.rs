@@ -251,16 +251,12 @@ impl Engine {
         let attached =
             self.change(|locks, effects| locks.attach(request, client_id, LIMITS, now, effects));
         let attached = attached?;
-        match request.block.filter(|_| !attached.at_once) {
-            Some(wait) => {
-                let listener = self.wait(attached.session, client_id, wait, now);
-                Ok(Listened::Waits(listener))
-            }
-            None => {
-                let told = self.locks.take_events(attached.session, now);
-                Ok(Listened::Events(told.ok_or(CommandError::NoSession)?))
-            }
+        let session = attached.session;
+        if let Some(wait) = request.block.filter(|_| !attached.at_once) {
+            return Ok(Listened::Waits(self.wait(session, client_id, wait, now)));
         }
+        let told = self.locks.take_events(session, now);
+        told.map(Listened::Events).ok_or(CommandError::NoSession)
     }
 
     /// BIND. The connection that was bound before is yet to be closed.
