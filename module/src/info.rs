@@ -41,7 +41,7 @@ impl InfoSection for Section {
         page.number(c"locks_waited_for", size(gauges.locks));
         page.number(c"sessions", size(gauges.sessions));
         page.number(c"session_holds", size(gauges.session_holds));
-        page.number(c"unfetched_events", size(gauges.unfetched_events));
+        page.number(c"unacknowledged_events", size(gauges.unacknowledged_events));
         page.number(c"calls_refused", ffi::calls_refused());
         page.number(c"grant_delay_left_ms", u64::try_from(delay_ms).unwrap_or(0));
         histogram(page, c"wait_ms", &counters.wait_ms);

@@ -58,7 +58,7 @@ pub use eventually::{eventually, on_time, patience, until};
 pub use feed::{Feed, aof};
 pub use proxy::Proxy;
 pub use random::Random;
-pub use reply::Reply;
+pub use reply::{Event, Reply};
 pub use server::{Builder, Server, compile, module_path, under_valgrind};
 pub use topology::{Cluster, Pair, Resharding, Sentinels, Shards, Trio, cut_off, in_sync, slot_of};
 pub use version::Version;

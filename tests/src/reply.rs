@@ -29,6 +29,23 @@ pub enum Reply {
     Bool(bool),
 }
 
+/// An event of a session.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// Its number in the session's life.
+    pub seq: i64,
+    /// Kind, key and owner as one text.
+    pub what: String,
+    /// The value, whose meaning depends on the kind.
+    pub value: Reply,
+    /// The token of the hold that it is about, 0 without one.
+    pub token: i64,
+    /// The mode of the wait or hold.
+    pub mode: String,
+    /// The database of the lock.
+    pub db: i64,
+}
+
 impl Reply {
     /// The first reply in `bytes` and how many bytes it took; `None`: not all of it is there yet.
     ///
@@ -61,11 +78,11 @@ impl Reply {
         }
     }
 
-    /// `position` of `[-1, position]`: in the queue for a session.
+    /// `position` of `[-1, position, seq, life]`: in the queue for a session.
     #[track_caller]
     pub fn queued(&self) -> i64 {
         match self.ints()[..] {
-            [-1, position] if position >= 1 => position,
+            [-1, position, _, life] if position >= 1 && life >= 1 => position,
             _ => panic!("not queued, but {self:?}"),
         }
     }
@@ -74,22 +91,40 @@ impl Reply {
     ///
     /// ```
     /// use rlock_tests::Reply;
-    /// let event = Reply::Array(vec!["lost".into(), "k".into(), "bob".into(), "expired".into()]);
-    /// let told = Reply::Array(vec![event]).events();
+    /// let [seq, life, token, db] = [1, 7, 12, 0].map(Reply::Int);
+    /// let [kind, key, owner, value, mode] = ["lost", "k", "bob", "expired", "plain"].map(Reply::from);
+    /// let event = Reply::Array(vec![seq, kind, key, owner, value, token, mode, db]);
+    /// let told = Reply::Array(vec![life, Reply::Array(vec![event])]).events();
     /// assert_eq!(told, [("lost k bob".to_owned(), Reply::from("expired"))]);
     /// ```
     #[track_caller]
     pub fn events(&self) -> Vec<(String, Self)> {
-        let events = self.array().iter().map(Self::array);
-        events
-            .map(|event| match event {
-                [kind, key, owner, value] => {
-                    let [kind, key, owner] = [kind, key, owner].map(Self::text);
-                    (format!("{kind} {key} {owner}"), value.clone())
+        let told = self.told().1.into_iter();
+        told.map(|event| (event.what, event.value)).collect()
+    }
+
+    /// What a session is told: its life, and the events.
+    #[track_caller]
+    pub fn told(&self) -> (i64, Vec<Event>) {
+        let [life, events] = self.array() else {
+            panic!("not told, but {self:?}");
+        };
+        let events = events.array().iter().map(|event| match event.array() {
+            [seq, kind, key, owner, value, token, mode, db] => {
+                let [kind, key, owner, mode] = [kind, key, owner, mode].map(Self::text);
+                let [seq, token, db] = [seq, token, db].map(Self::int);
+                Event {
+                    seq,
+                    what: format!("{kind} {key} {owner}"),
+                    value: value.clone(),
+                    token,
+                    mode,
+                    db,
                 }
-                other => panic!("not an event, but {other:?}"),
-            })
-            .collect()
+            }
+            other => panic!("not an event, but {other:?}"),
+        });
+        (life.int(), events.collect())
     }
 
     /// The token of the one event `granted key owner`.

@@ -2,7 +2,7 @@
 //! [BLOCK wait-ms | QUEUE wait-ms] [SESSION session] [WANTED] [ONCE]`: take the lock, or wait for
 //! it.
 //!
-//! Replies `[count, token]` when held, `[0, ttl-ms]` when not, `[-1, position]` when queued. A free
+//! Replies `[count, token]` when held, `[0, ttl-ms]` when not, `[-1, position, seq, life]` when queued. A free
 //! lock is taken with count 1 and a new token. If the owner holds it already, the owner re-enters,
 //! and its lease starts anew. `BLOCK` waits in the queue, first come first served; where the server
 //! cannot block the client, the reply is the same as without it. `QUEUE` waits in the same queue

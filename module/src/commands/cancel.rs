@@ -1,10 +1,10 @@
-//! `RLOCK.CANCEL key owner`: take the owner's waiter out of the queue.
+//! `RLOCK.CANCEL key owner [READ | WRITE | PERMITS]`: take the owner's waiter out of the queue.
 //!
 //! An owner has at most one waiter there. A blocked waiter is told `[0, ttl-ms]` at once; the
 //! session of a queued one gets a `timeout` event. Replies 1, or 0 if the owner had no waiter in
-//! the queue. Ends no hold, and replicates nothing.
+//! the queue. With a mode, only a waiter in this mode leaves. Ends no hold, and replicates nothing.
 
-use super::{KEY, OWNER, decide_number};
+use super::{KEY, MODE, OWNER, decide_number};
 use crate::driving::turn::Named;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use rlock_core::{CommandError, request};
@@ -17,11 +17,11 @@ impl Command for Cancel {
         summary: c"Takes an owner's waiter out of a lock's queue.",
         complexity: c"O(1), of a wait for several locks O(K) with K locks",
         since: c"0.1.0",
-        arity: 3,
+        arity: -3,
         flags: c"write fast",
         categories: c"write fast lock",
         keys: Keys::First(Access::Update),
-        arguments: &[KEY, OWNER],
+        arguments: &[KEY, OWNER, MODE],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {

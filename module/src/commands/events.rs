@@ -1,17 +1,24 @@
-//! `RLOCK.EVENTS session [BLOCK wait-ms] [GRACE grace-ms]`: make this the session connection, and
-//! fetch what happened to the session's waits and holds.
+//! `RLOCK.EVENTS session [EPOCH n] [AFTER life seq] [BLOCK wait-ms] [GRACE grace-ms]`: make this
+//! the session connection, and hear what happened to the session's waits and holds.
 //!
-//! Replies an array of `[kind, key, owner, value]`, oldest first: `granted` with the token,
-//! `timeout` with the ttl-ms, `lost` with `expired`, `broken` or `deleted`, `wanted` with the
-//! number of waiters, `error` with the error that a blocked waiter would get. The array is empty
-//! when wait-ms is over. Without `BLOCK` the reply comes at once.
+//! Replies `[life, [event, ...]]`, oldest first. An event is `[seq, kind, key, owner, value, token,
+//! mode, db]`: `granted` with the token, `timeout` with the ttl-ms, `left` with 0 (the wait left the
+//! queue when the session connection closed), `lost` with `expired`, `broken`, `deleted` or
+//! `released`, `wanted` with the number of waiters, `error` with the error that a blocked waiter
+//! would get. `token` is that of the hold that the event is about, 0 if there is none. There are no
+//! events when wait-ms is over. Without `BLOCK` the reply comes at once.
 //!
-//! When the session connection closes, the session's waiters leave their queues, and grants that
-//! were not fetched are taken back. Its holds are released at once, or after grace-ms unless a
-//! connection has called this for the session by then. Another connection of the same user that
-//! calls this takes the session over.
+//! Events are kept until they are acknowledged: `AFTER` acknowledges those up to this number, and
+//! without it a call acknowledges all that were told. The life changes when the session has begun
+//! anew. A call that begins a life, or whose `AFTER` names another one, does not block. A call with
+//! a smaller `EPOCH` than the session has seen is refused and changes nothing.
+//!
+//! When the session connection closes, the session's waiters leave their queues. Its holds are
+//! released at once, or after grace-ms unless a connection has called this for the session by then.
+//! Another connection of the same user that calls this takes the session over.
 
-use super::user_of;
+use super::{EPOCH, user_of};
+use crate::clock;
 use crate::config;
 use crate::driving::{blocking, changes, pump};
 use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
@@ -33,6 +40,15 @@ impl Command for Events {
         keys: Keys::None,
         arguments: &[
             Argument::new(c"session", ArgumentKind::Text),
+            EPOCH,
+            Argument::option(
+                c"AFTER",
+                c"after",
+                ArgumentKind::Block(&[
+                    Argument::new(c"life", ArgumentKind::Integer),
+                    Argument::new(c"seq", ArgumentKind::Integer),
+                ]),
+            ),
             Argument::option(c"BLOCK", c"wait-ms", ArgumentKind::Integer),
             Argument::option(c"GRACE", c"grace-ms", ArgumentKind::Integer),
         ],
@@ -55,11 +71,11 @@ impl Command for Events {
         changes::listen(ctx);
         changes::follow_clients(ctx);
         let client_id = ctx.client_id();
-        let session = pump::without_keys(ctx, |locks, now, effects| {
+        let attached = pump::without_keys(ctx, |locks, now, effects| {
             locks.attach(&request, client_id, limits, now, effects)
         })?;
-        let events = state::with(|state| state.locks.fetch(session));
-        if events.is_empty()
+        let session = attached.session;
+        if !attached.at_once
             && let Some(wait) = request.block
             && flags.may_block()
         {
@@ -68,7 +84,9 @@ impl Command for Events {
             let listens = blocking::listen(ctx, Listening { session, client_id }, wait);
             return listens.then_some(()).ok_or(CommandError::CannotBlock);
         }
-        reply::events(ctx, &events);
+        let now = clock::now();
+        let told = state::with(|state| state.locks.take_events(session, now));
+        reply::events(ctx, &told.ok_or(CommandError::NoSession)?);
         Ok(())
     }
 }

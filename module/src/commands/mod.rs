@@ -2,6 +2,7 @@
 //! request, reads the stored state, lets the core decide, and replies.
 
 mod acquire;
+mod bind;
 mod break_hold;
 mod cancel;
 mod events;
@@ -23,6 +24,7 @@ use crate::config;
 use crate::driving::pump;
 use crate::driving::turn::Named;
 use crate::ffi::{Args, Argument, ArgumentKind, Ctx, OwnedStr, Str, register};
+use crate::memory::state;
 use crate::reading::read_write::slot_is_settled;
 use rlock_core::request::NamedKey;
 use rlock_core::{CommandError, Mode, Outcome, SessionRef, Turn};
@@ -36,6 +38,7 @@ pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> 
     register::<cancel::Cancel>(ctx)?;
     register::<break_hold::Break>(ctx)?;
     register::<events::Events>(ctx)?;
+    register::<bind::Bind>(ctx)?;
     register::<info::Info>(ctx)?;
     register::<list::List>(ctx)?;
     register::<sessions::Sessions>(ctx)?;
@@ -67,6 +70,12 @@ fn decide_number(
         Outcome::Number(number) => Ok(number),
         _ => Err(CommandError::Unsettled),
     }
+}
+
+/// The client that gives a hold back, if a session needs to know: mostly none has any hold.
+fn releasing_client(ctx: Ctx<'_>) -> Option<u64> {
+    let matters = state::with(|state| state.locks.any_hold_of_session());
+    matters.then(|| ctx.client_id())
 }
 
 /// The keys that a command names, as the server's own strings.
@@ -153,5 +162,6 @@ const WAIT: Argument = Argument::either(&[
     Argument::with_token(c"BLOCK", c"wait-ms", ArgumentKind::Integer),
     Argument::with_token(c"QUEUE", c"wait-ms", ArgumentKind::Integer),
 ]);
+const EPOCH: Argument = Argument::option(c"EPOCH", c"n", ArgumentKind::Integer);
 const WANTED: Argument = Argument::option(c"WANTED", c"wanted", ArgumentKind::Word);
 const ONCE: Argument = Argument::option(c"ONCE", c"once", ArgumentKind::Word);

@@ -5,7 +5,7 @@
 //!
 //! Replicated as `DEL`, or as `HSET` where holds are left; the grants to the next holders follow.
 
-use super::{NUMKEYS, OWNER, SOME_KEYS, decide_number, names};
+use super::{NUMKEYS, OWNER, SOME_KEYS, decide_number, names, releasing_client};
 use crate::driving::turn::Named;
 use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
 use rlock_core::{CommandError, request};
@@ -26,7 +26,8 @@ impl Command for Mrelease {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        let request = request::MultiRelease::parse(args.bytes())?;
+        let mut request = request::MultiRelease::parse(args.bytes())?;
+        request.by = releasing_client(ctx);
         let names = names(args, &request.keys)?;
         let given = Named::Several(&names, args.at(1)?);
         let released = decide_number(ctx, rlock_core::Command::MultiRelease(&request), given)?;

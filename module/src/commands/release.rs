@@ -10,7 +10,7 @@
 //!
 //! Replicated as `DEL`, in one transaction with the `HSET` and `PEXPIREAT` of the next hold.
 
-use super::{KEY, OWNER, PERMITS_N, TOKEN, check_slot, decide};
+use super::{KEY, OWNER, PERMITS_N, TOKEN, check_slot, decide, releasing_client};
 use crate::driving::turn::Named;
 use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
 use crate::writing::reply;
@@ -44,7 +44,8 @@ impl Command for Release {
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
-        let request = request::Release::parse(args.bytes())?;
+        let mut request = request::Release::parse(args.bytes())?;
+        request.by = releasing_client(ctx);
         check_slot(ctx, request.key, request.mode)?;
         let given = Named::One(args.at(1)?, args.at(2)?);
         match decide(ctx, rlock_core::Command::Release(&request), given)? {

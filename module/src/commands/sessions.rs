@@ -2,7 +2,9 @@
 //!
 //! Replies an array of maps, sorted by name: `session`, `client-id`, `address`, `holds`, `waiters`,
 //! `grace-ms`, `age-ms`, `listening` (1 while the session connection is open; else 0, and then
-//! `client-id` and `address` are null). Holds and waits are only counted; the names of their locks
+//! `client-id` and `address` are null), `epoch` (the largest number of a session connection, null
+//! without one), `bound` (the client id of the command connection, null without one) and
+//! `unacknowledged` (how many events are not acknowledged). Holds and waits are only counted; the names of their locks
 //! are not in the reply.
 
 use crate::clock;

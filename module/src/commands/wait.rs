@@ -65,8 +65,8 @@ fn wait(ctx: Ctx<'_>, turn: &mut Turn<'_>, wait_mode: WaitMode, now: Now) -> boo
         return blocking::wait(ctx, |client| join(Some(client)));
     }
     let joined = join(None);
-    if let Some(joined) = joined {
-        reply::queued(ctx, joined.position);
+    if let Some(joined) = &joined {
+        reply::queued(ctx, joined);
     }
     joined.is_some()
 }

@@ -127,8 +127,9 @@ fn reply_to(ctx: Ctx<'_>, blocked: Blocked) {
         Blocked::Woken(Listening { session, client_id }) => {
             // Another client may have taken the session over in this turn; then the events belong
             // to that client.
-            match state::with(|state| state.locks.fetch_as(session, client_id)) {
-                Ok(events) => reply::events(ctx, &events),
+            let now = clock::now();
+            match state::with(|state| state.locks.take_events_as(session, client_id, now)) {
+                Ok(told) => reply::events(ctx, &told),
                 Err(error) => ctx.reply_error(&error.to_string()),
             }
         }

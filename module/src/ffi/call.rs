@@ -1,13 +1,14 @@
 //! A call from the server: its context, its arguments, its strings.
 
 use super::needed::{
-    DELETE, EXIST, Needed, PUBLISH, SPUBLISH, WRITE_NOTHING, call_was_refused, check_replicated,
+    CLIENT, DELETE, EXIST, Needed, PUBLISH, SPUBLISH, WRITE_NOTHING, call_was_refused,
+    check_replicated,
 };
-use super::version::{knows_dry_runs, may_deny_writes};
+use super::version::{knows_dry_runs, may_deny_writes, run_id};
 use super::{OK, int, server};
 use redis_module::raw;
 use rlock_core::CommandError;
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int, c_longlong};
 use std::io::{self, ErrorKind, Write as _};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -331,6 +332,32 @@ impl<'a> Ctx<'a> {
         ));
     }
 
+    // --- Clients ---
+
+    /// Closes a client's connection at once, with what was read of it and not carried out. Nothing
+    /// happens if it has closed already. `RM_DeauthenticateAndCloseClient` is not enough: with I/O
+    /// threads Valkey 9 still runs a command that such a thread has parsed.
+    pub(crate) fn close_client(self, client_id: u64) {
+        let (command, format) = (CLIENT.name(), c"ccl".as_ptr());
+        let (kill, by_id) = (c"KILL".as_ptr(), c"ID".as_ptr());
+        let id = c_longlong::try_from(client_id).unwrap_or_default();
+        let reply = server!(RedisModule_Call(self.raw, command, format, kill, by_id, id));
+        if CallReply::of(reply).is_none() {
+            call_was_refused(c"CLIENT");
+        }
+    }
+
+    /// The name of this server: the node's id in a cluster, else its run id.
+    pub(crate) fn server_id(self) -> String {
+        if !self.in_cluster() {
+            return run_id();
+        }
+        let id = server!(RedisModule_GetMyClusterID());
+        // SAFETY: the id has this length, and lives as long as the server. It has no end of its own.
+        let id = unsafe { slice::from_raw_parts(id.cast::<u8>(), NODE_ID_LEN) };
+        String::from_utf8_lossy(id).into_owned()
+    }
+
     // --- Reads ---
 
     /// The value of a string; none if this node has no such key, or the key is no string. Unlike
@@ -504,6 +531,9 @@ pub(crate) fn address_of(client_id: u64) -> Option<String> {
         Some(format!("{host}:{port}"))
     }
 }
+
+/// The length of a node's id in a cluster.
+const NODE_ID_LEN: usize = 40;
 
 /// The error "operation not supported", on Linux.
 const ENOTSUP: c_int = 95;

@@ -31,7 +31,9 @@ pub(crate) use events::{
 };
 pub(crate) use info::{InfoPage, InfoSection, register_info};
 pub(crate) use key::{Key, KeyType, Scan};
-pub(crate) use needed::{call_was_refused, calls_refused, choose_commands, deletions_are_lost};
+pub(crate) use needed::{
+    call_was_refused, calls_refused, can_close_clients, choose_commands, deletions_are_lost,
+};
 pub(crate) use version::{has_replicas, looks_commands_up_ahead, set_options};
 
 use redis_module::raw;
@@ -97,6 +99,7 @@ required!(
     RedisModule_GetContextFlags,
     RedisModule_GetCurrentUserName,
     RedisModule_GetModuleUserFromUserName,
+    RedisModule_GetMyClusterID,
     RedisModule_GetSelectedDb,
     RedisModule_GetServerInfo,
     RedisModule_GetServerVersion,

@@ -60,6 +60,14 @@ pub(super) static WRITE_NOTHING: Needed =
 /// Counts how many of one or two keys exist.
 pub(super) static EXIST: Needed = Needed::new(&[c"EXISTS", c"TOUCH"]);
 
+/// Closes a client's connection: `… KILL ID id`.
+pub(super) static CLIENT: Needed = Needed::new(&[c"CLIENT"]);
+
+/// Whether [`CLIENT`] can be called.
+pub(crate) fn can_close_clients() -> bool {
+    !CLIENT.name().is_null()
+}
+
 /// Sends a message to the subscribers at replicas.
 pub(super) static PUBLISH: Needed = Needed::new(&[c"PUBLISH"]);
 pub(super) static SPUBLISH: Needed = Needed::new(&[c"SPUBLISH"]);
@@ -85,7 +93,11 @@ const REQUIRED: [&CStr; 8] = [
 const REQUIRED_IN_CLUSTER: &CStr = c"CLUSTER";
 
 /// Commands that locks can do without, each with the effect of its absence, for the log.
-const OPTIONAL: [(&CStr, &str); 5] = [
+const OPTIONAL: [(&CStr, &str); 6] = [
+    (
+        c"CLIENT",
+        "RLOCK.BIND refuses every connection, so sessions have no command connection",
+    ),
     (
         c"PUBLISH",
         "subscribers at replicas get no unlock messages of PUBLISH",
@@ -117,6 +129,7 @@ pub(crate) fn choose_commands(ctx: Ctx<'_>) -> Result<(), String> {
         (&EXIST, in_cluster),
         (&PUBLISH, false),
         (&SPUBLISH, false),
+        (&CLIENT, false),
     ];
     let mut missing = Vec::new();
     for (needed, is_required) in chosen {

@@ -79,6 +79,13 @@ pub(crate) fn has_replicas() -> bool {
     replication.get(c"connected_slaves") != Some(b"0")
 }
 
+/// The server's run id, which is another one after each start.
+pub(crate) fn run_id() -> String {
+    let server = Section::of(c"server");
+    let run_id = server.get(c"run_id").unwrap_or_default();
+    String::from_utf8_lossy(run_id).into_owned()
+}
+
 /// A section of INFO. Reading it counts as no command.
 struct Section(*mut raw::RedisModuleServerInfoData);
 

@@ -3,8 +3,8 @@
 
 use crate::ffi::Ctx;
 use rlock_core::{
-    CommandError, Event, EventKind, HoldView, LogView, LostReason, Mode, QueueView, SessionView,
-    Token, WaitOutcome, WaiterView,
+    CommandError, Event, EventKind, HoldView, Joined, LogView, LostReason, Mode, QueueView,
+    SessionView, Token, Told, WaitOutcome, WaiterView,
 };
 
 /// `[count, token]`: held.
@@ -17,36 +17,70 @@ pub(crate) fn not_acquired(ctx: Ctx<'_>, ttl_ms: i64) {
     pair(ctx, 0, ttl_ms);
 }
 
-/// `[-1, position]`: in the queue for the session.
-pub(crate) fn queued(ctx: Ctx<'_>, position: i64) {
-    pair(ctx, -1, position);
+/// `[-1, position, seq, life]`: in the queue for the session.
+pub(crate) fn queued(ctx: Ctx<'_>, joined: &Joined) {
+    let (seq, life) = joined
+        .moment
+        .map_or((0, 0), |moment| (moment.seq, moment.life));
+    ctx.reply_array(4);
+    ctx.reply_integer(-1);
+    ctx.reply_integer(joined.position);
+    ctx.reply_integer(number(seq));
+    ctx.reply_integer(life);
 }
 
-/// The array of RLOCK.EVENTS: `[kind, key, owner, value]` each.
-pub(crate) fn events(ctx: Ctx<'_>, events: &[Event]) {
-    ctx.reply_array(events.len());
-    for event in events {
-        let kind: &[u8] = match event.kind {
-            EventKind::Granted(_) => b"granted",
-            EventKind::Timeout { .. } => b"timeout",
-            EventKind::Lost(_) => b"lost",
-            EventKind::Error(_) => b"error",
-            EventKind::Wanted { .. } => b"wanted",
-        };
-        ctx.reply_array(4);
-        ctx.reply_bytes(kind);
-        ctx.reply_bytes(&event.lock.name);
-        ctx.reply_bytes(&event.owner);
-        match &event.kind {
-            EventKind::Granted(grant) => ctx.reply_integer(grant.token.get()),
-            EventKind::Timeout { ttl_ms } => ctx.reply_integer(*ttl_ms),
-            EventKind::Lost(LostReason::Expired) => ctx.reply_bytes(b"expired"),
-            EventKind::Lost(LostReason::Broken) => ctx.reply_bytes(b"broken"),
-            EventKind::Lost(LostReason::Deleted) => ctx.reply_bytes(b"deleted"),
-            EventKind::Error(refusal) => ctx.reply_bytes(text_of(ctx, refusal).as_bytes()),
-            EventKind::Wanted { waiters } => ctx.reply_integer((*waiters).into()),
-        }
+/// `[life, server]`: the connection is bound to the session.
+pub(crate) fn bound(ctx: Ctx<'_>, life: i64, server: &str) {
+    ctx.reply_array(2);
+    ctx.reply_integer(life);
+    ctx.reply_bytes(server.as_bytes());
+}
+
+/// The reply of RLOCK.EVENTS: the life, and `[seq, kind, key, owner, value, token, mode, db]` of
+/// each event.
+pub(crate) fn events(ctx: Ctx<'_>, told: &Told) {
+    ctx.reply_array(2);
+    ctx.reply_integer(told.after.life);
+    ctx.reply_array(told.events.len());
+    for (seq, event) in (told.after.seq.saturating_add(1)..).zip(&told.events) {
+        ctx.reply_array(8);
+        ctx.reply_integer(number(seq));
+        event_kind_of(ctx, event);
+        ctx.reply_integer(token_of(event));
+        ctx.reply_bytes(name_of(event.mode));
+        ctx.reply_integer(event.lock.db.into());
     }
+}
+
+/// The kind, the key, the owner and the value of an event.
+fn event_kind_of(ctx: Ctx<'_>, event: &Event) {
+    let kind: &[u8] = match event.kind {
+        EventKind::Granted => b"granted",
+        EventKind::Timeout { .. } => b"timeout",
+        EventKind::Left => b"left",
+        EventKind::Lost(_) => b"lost",
+        EventKind::Error(_) => b"error",
+        EventKind::Wanted { .. } => b"wanted",
+    };
+    ctx.reply_bytes(kind);
+    ctx.reply_bytes(&event.lock.name);
+    ctx.reply_bytes(&event.owner);
+    match &event.kind {
+        EventKind::Granted => ctx.reply_integer(token_of(event)),
+        EventKind::Timeout { ttl_ms } => ctx.reply_integer(*ttl_ms),
+        EventKind::Left => ctx.reply_integer(0),
+        EventKind::Lost(LostReason::Expired) => ctx.reply_bytes(b"expired"),
+        EventKind::Lost(LostReason::Broken) => ctx.reply_bytes(b"broken"),
+        EventKind::Lost(LostReason::Deleted) => ctx.reply_bytes(b"deleted"),
+        EventKind::Lost(LostReason::Released) => ctx.reply_bytes(b"released"),
+        EventKind::Error(refusal) => ctx.reply_bytes(text_of(ctx, refusal).as_bytes()),
+        EventKind::Wanted { waiters } => ctx.reply_integer((*waiters).into()),
+    }
+}
+
+/// 0 if the event is about no hold.
+fn token_of(event: &Event) -> i64 {
+    event.token.map_or(0, Token::get)
 }
 
 /// The reply to a waiter that does not get the lock.
@@ -279,7 +313,7 @@ pub(crate) fn queues(ctx: Ctx<'_>, queues: &[QueueView]) {
 pub(crate) fn sessions(ctx: Ctx<'_>, sessions: &[(SessionView, Option<String>)]) {
     ctx.reply_array(sessions.len());
     for (session, address) in sessions {
-        ctx.reply_map(8);
+        ctx.reply_map(11);
         ctx.reply_bytes(b"session");
         ctx.reply_bytes(&session.name);
         ctx.reply_bytes(b"client-id");
@@ -296,6 +330,12 @@ pub(crate) fn sessions(ctx: Ctx<'_>, sessions: &[(SessionView, Option<String>)])
         ctx.reply_integer(session.age_ms);
         ctx.reply_bytes(b"listening");
         ctx.reply_integer(session.client_id.is_some().into());
+        ctx.reply_bytes(b"epoch");
+        integer_or_null(ctx, session.epoch.map(number));
+        ctx.reply_bytes(b"bound");
+        integer_or_null(ctx, session.bound.map(number));
+        ctx.reply_bytes(b"unacknowledged");
+        ctx.reply_integer(number(session.unacknowledged));
     }
 }
 

@@ -75,7 +75,7 @@ const FIELDS: &[(&str, Kind, &str)] = &[
     (
         "rlock_sessions_overflowed",
         Counter,
-        "Sessions that left too many events unfetched.",
+        "Sessions that left too many events unacknowledged.",
     ),
     (
         "rlock_expiries_noticed",
@@ -100,7 +100,7 @@ const FIELDS: &[(&str, Kind, &str)] = &[
         "Holds that belong to sessions now.",
     ),
     (
-        "rlock_unfetched_events",
+        "rlock_unacknowledged_events",
         Gauge,
         "Events that their sessions have not fetched yet.",
     ),

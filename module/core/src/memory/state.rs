@@ -300,6 +300,11 @@ impl Locks {
 
     // --- Views -----------------------------------------------------------------------------------
 
+    /// Whether any session has a hold.
+    pub fn any_hold_of_session(&self) -> bool {
+        self.holds.len() > 0
+    }
+
     /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
