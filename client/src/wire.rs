@@ -42,5 +42,5 @@ mod reply;
 #[cfg(test)]
 pub(crate) use reply::named;
 pub(crate) use reply::{
-    Acquired, Event, EventKind, Member, NAMELESS, Range, Redirect, Released, SLOTS,
+    Acquired, Event, EventKind, Member, NAMELESS, Range, Redirect, Released, SLOTS, Told,
 };

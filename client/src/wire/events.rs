@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use crate::wire::{
-    Attachment, ClientId, Connection, Connector, Event, Purpose, ServerId, Session, kills,
+    Attachment, ClientId, Connection, Connector, Event, Purpose, ServerId, Session, Told, kills,
     part_of_grace, request,
 };
 use crate::{Error, Pace, part};
@@ -61,10 +61,12 @@ struct Line {
     /// until a later call is answered here.
     former: Option<Connection>,
     attachment: Arc<Attachment>,
+    /// That of the session. In another one it has begun anew, and the attachment says nothing.
+    life: i64,
 }
 
 /// The answer to a call.
-type Answer = Result<Vec<Event>, Error>;
+type Answer = Result<Told, Error>;
 
 /// A connection whose first call was answered, with what, and when that was sent. The session does
 /// not count as attached by it before it [goes on](Session::goes_on) so.
@@ -143,25 +145,35 @@ impl Events {
                 // Forgotten by and by: one silence says little about those to come.
                 self.late = late.max(part(self.late, 8).saturating_mul(7));
             }
-            match heard {
-                Heard::Here(Ok(events)) => self.answered(line, sent, events),
+            let goes_on = match heard {
+                Heard::Here(Ok(told)) => self.answered(line, sent, told),
                 Heard::Elsewhere(Ok(fresh), old) => self.replace(line, sent, fresh, old),
-                Heard::Here(Err(error)) => return error,
+                Heard::Here(Err(error)) => Err(error),
                 Heard::Elsewhere(Err(error), old) => {
-                    if let Some(Ok(events)) = old {
-                        self.deliver(events, sent);
+                    if let Some(Ok(told)) = old {
+                        self.deliver(told.events, sent);
                     }
-                    return error;
+                    Err(error)
                 }
+            };
+            if let Err(error) = goes_on {
+                return error;
             }
         }
     }
 
-    fn answered(&mut self, line: &mut Line, sent: Instant, events: Vec<Event>) {
+    /// An error, if the session has begun anew: then it is to be attached anew as well.
+    fn answered(&mut self, line: &mut Line, sent: Instant, told: Told) -> Result<(), Error> {
+        let Told { life, events } = told;
         line.former = None;
+        if life != line.life {
+            self.deliver(events, sent);
+            return Err(Error::not_attached());
+        }
         if line.attachment.confirm(sent, Instant::now()) {
             self.session.goes_on(&line.attachment);
-            return self.deliver(events, sent);
+            self.deliver(events, sent);
+            return Ok(());
         }
         // The session has outlived our confidence in it. What was held then stays lost, and an
         // answer that is so late says nothing about the present.
@@ -171,6 +183,7 @@ impl Events {
         if !line.attachment.is_over(Instant::now()) {
             self.session.goes_on(&line.attachment);
         }
+        Ok(())
     }
 
     /// The answer to a call is overdue: connects anew, and keeps the call alive meanwhile. A server
@@ -237,16 +250,24 @@ impl Events {
     /// Otherwise with the new one. If that took the session over while the old call waited, it is
     /// the same session, all has been told, and nothing needs confirming. If not, word of a loss
     /// may have gone with the old connection, or to a stranger who had taken the session over.
-    fn replace(&mut self, line: &mut Line, sent: Instant, fresh: Fresh, old: Option<Answer>) {
+    fn replace(
+        &mut self,
+        line: &mut Line,
+        sent: Instant,
+        fresh: Fresh,
+        old: Option<Answer>,
+    ) -> Result<(), Error> {
         let (mut fresh, events, asked) = fresh;
         if let Some(Ok(told)) = old {
-            self.answered(line, sent, told);
+            let goes_on = self.answered(line, sent, told);
             self.keep(line, fresh.connection);
-            return self.deliver(events, asked);
+            self.deliver(events, asked);
+            return goes_on;
         }
         let taker = old.and_then(|old| old.err()?.taken_over_by());
         let by_fresh = taker.is_some() && taker == fresh.connection.client_id;
-        let unbroken = by_fresh && fresh.connection.server.is_surely(&line.connection.server);
+        let is_same = fresh.connection.server.is_surely(&line.connection.server);
+        let unbroken = by_fresh && is_same && fresh.life == line.life;
         if unbroken && line.attachment.confirm(asked, Instant::now()) {
             fresh.attachment = Arc::clone(&line.attachment);
             self.session.goes_on(&fresh.attachment);
@@ -256,6 +277,7 @@ impl Events {
         }
         let former = std::mem::replace(line, *fresh);
         self.keep(line, former.connection);
+        Ok(())
     }
 
     /// Connects and attaches until it works.
@@ -317,11 +339,12 @@ impl Events {
             Ok(_) => opened.are_closed(&former),
             Err(_) => self.give_up(connection.id()),
         }
-        let events = answer?;
+        let Told { life, events } = answer?;
         let line = Box::new(Line {
             attachment: self.session.attachment_at(&connection.server, sent),
             connection,
             former: None,
+            life,
         });
         Ok((line, events, sent))
     }

@@ -73,6 +73,14 @@ pub(crate) enum Released {
     NotHeld,
 }
 
+/// The answer to RLOCK.EVENTS.
+pub(crate) struct Told {
+    /// Another one than before says that the session has begun anew.
+    pub(crate) life: i64,
+    /// What has happened, in order.
+    pub(crate) events: Vec<Event>,
+}
+
 /// What has happened to one owner at one lock.
 pub(crate) struct Event {
     pub(crate) name: Vec<u8>,
@@ -153,7 +161,12 @@ pub(super) fn read_acquired(reply: &Value) -> Option<Acquired> {
         [Value::Int(0), Value::Int(ttl_ms)] => Some(Acquired::NotHeld {
             lease_left: time_left(*ttl_ms),
         }),
-        [Value::Int(-1), Value::Int(1..)] => Some(Acquired::Queued),
+        [
+            Value::Int(-1),
+            Value::Int(1..),
+            Value::Int(_seq),
+            Value::Int(_life),
+        ] => Some(Acquired::Queued),
         _ => None,
     }
 }
@@ -162,26 +175,44 @@ fn time_left(ttl_ms: i64) -> Option<Duration> {
     u64::try_from(ttl_ms).ok().map(Duration::from_millis)
 }
 
-pub(super) fn read_events(reply: &Value) -> Option<Vec<Event>> {
-    let mut told = Vec::new();
-    for event in reply.as_sequence()? {
-        let (kind, name, owner, value): (Vec<u8>, Vec<u8>, Vec<u8>, Value) = read(event)?;
-        let text = || read::<Vec<u8>>(&value);
-        let token = || read_count(&value);
+pub(super) fn read_told(reply: &Value) -> Option<Told> {
+    let [Value::Int(life), told] = reply.as_sequence()? else {
+        return None;
+    };
+    let mut events = Vec::new();
+    for event in told.as_sequence()? {
+        let [_seq, kind, name, owner, value, token, _mode, _db] = event.as_sequence()? else {
+            return None;
+        };
+        let bytes = read::<Vec<u8>>;
+        let (kind, name, owner) = (bytes(kind)?, bytes(name)?, bytes(owner)?);
         let kind = match &*kind {
-            b"granted" => EventKind::Granted { token: token()? },
-            b"timeout" => EventKind::TimedOut {
-                lease_left: time_left(read(&value)?),
+            b"granted" => EventKind::Granted {
+                token: read_count(value)?,
             },
-            b"lost" => EventKind::Lost(LostReason::from_server(&text()?)),
+            b"timeout" => EventKind::TimedOut {
+                lease_left: time_left(read(value)?),
+            },
+            b"lost" => match &*bytes(value)? {
+                // By us: our command connection is not bound to the session.
+                b"released" => continue,
+                reason => EventKind::Lost(LostReason::from_server(reason)),
+            },
             b"wanted" => EventKind::Wanted,
-            b"error" => EventKind::Failed(Error::from_text(&String::from_utf8_lossy(&text()?))),
-            // A kind that a later server may add is nothing to us.
+            // It is about a hold, and not about a wait: the slot has moved, which is found out
+            // anyway.
+            b"error" if read_count(token)? != 0 => continue,
+            b"error" => {
+                EventKind::Failed(Error::from_text(&String::from_utf8_lossy(&bytes(value)?)))
+            }
+            // A wait that has left is asked for again when the session is attached anew. And a kind
+            // that a later server may add is nothing to us.
             _ => continue,
         };
-        told.push(Event { name, owner, kind });
+        events.push(Event { name, owner, kind });
     }
-    Some(told)
+    let life = *life;
+    Some(Told { life, events })
 }
 
 /// The same of permits, which are one hold however many they are.
@@ -297,8 +328,13 @@ mod tests {
             read_acquired(&pair(0, 5)),
             not_held(Some(Duration::from_millis(5)))
         );
-        assert_eq!(read_acquired(&pair(-1, 1)), Some(Acquired::Queued));
-        assert_eq!(read_acquired(&pair(-1, 0)), None);
+        let queued = |position| {
+            let numbers = [-1, position, 0, 7].map(Value::Int);
+            read_acquired(&Value::Array(numbers.into()))
+        };
+        assert_eq!(queued(1), Some(Acquired::Queued));
+        assert_eq!(queued(0), None);
+        assert_eq!(read_acquired(&pair(-1, 1)), None);
         assert_eq!(read_acquired(&Value::Okay), None);
         assert_eq!(read_released(&Value::Nil), Some(Released::NotHeld));
         assert_eq!(read_released(&Value::Int(0)), Some(Released::Freed));
@@ -355,16 +391,36 @@ mod tests {
     #[test]
     fn events_are_read_in_order_and_kinds_of_the_future_are_passed_over() {
         let text = |text: &str| Value::BulkString(text.into());
-        let event = |kind: &str, value| Value::Array(vec![text(kind), text("n"), text("o"), value]);
-        let reply = Value::Array(vec![
+        let about = |kind: &str, value, token| {
+            let (seq, db) = (Value::Int(1), Value::Int(0));
+            let (kind, mode) = (text(kind), text("plain"));
+            let token = Value::Int(token);
+            Value::Array(vec![
+                seq,
+                kind,
+                text("n"),
+                text("o"),
+                value,
+                token,
+                mode,
+                db,
+            ])
+        };
+        let event = |kind: &str, value| about(kind, value, 0);
+        let reply = |events| read_told(&Value::Array(vec![Value::Int(9), Value::Array(events)]));
+        let told = reply(vec![
             event("granted", Value::Int(7)),
             event("invented", Value::Nil),
+            event("left", Value::Int(0)),
             event("timeout", Value::Int(-1)),
             event("lost", text("broken")),
+            event("lost", text("released")),
             event("wanted", Value::Int(0)),
+            about("error", text("MOVED 1 a:1"), 7),
             event("error", text("WRONGTYPE not a lock")),
         ]);
-        let events = read_events(&reply).expect("well formed");
+        let Told { life, events } = told.expect("well formed");
+        assert_eq!(life, 9);
         assert!(
             events
                 .iter()
@@ -382,9 +438,10 @@ mod tests {
             panic!("{news:?}")
         };
         assert!(error.is_refused(), "{error}");
-        assert!(read_events(&Value::Array(vec![event("granted", Value::Nil)])).is_none());
-        assert!(read_events(&Value::Array(vec![Value::Nil])).is_none());
-        assert!(read_events(&Value::Array(vec![])).is_some_and(|events| events.is_empty()));
+        assert!(reply(vec![event("granted", Value::Nil)]).is_none());
+        assert!(reply(vec![Value::Nil]).is_none());
+        assert!(reply(vec![]).is_some_and(|told| told.events.is_empty()));
+        assert!(read_told(&Value::Array(vec![])).is_none());
     }
 
     #[test]

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use crate::time::{Lease, MILLIS_MAX, up_to_whole_millis};
 use crate::wire::reply::{
-    Acquired, Event, Range, Reader, Released, read_acquired, read_acquired_permits,
-    read_all_released, read_all_renewed, read_copied, read_count, read_events, read_released,
-    read_slots,
+    Acquired, Range, Reader, Released, Told, read_acquired, read_acquired_permits,
+    read_all_released, read_all_renewed, read_copied, read_count, read_released, read_slots,
+    read_told,
 };
 use crate::wire::{Durability, ServerId};
 
@@ -224,12 +224,12 @@ pub(crate) fn limit(name: &Arc<[u8]>, limit: u32) -> Command<u64> {
 }
 
 /// `RLOCK.EVENTS session [BLOCK wait-ms] GRACE grace-ms`. Without a wait it answers at once.
-pub(crate) fn events(name: &str, wait: Option<Duration>, grace: Duration) -> Command<Vec<Event>> {
+pub(crate) fn events(name: &str, wait: Option<Duration>, grace: Duration) -> Command<Told> {
     let mut cmd = redis::cmd("RLOCK.EVENTS");
     let wait = wait.map(|wait| ("BLOCK", millis(wait).max(1)));
     cmd.arg(name).arg(wait);
     cmd.arg("GRACE").arg(millis(grace));
-    Command::new(cmd, 0, |reply, _| read_events(reply))
+    Command::new(cmd, 0, |reply, _| read_told(reply))
 }
 
 /// `RLOCK.RELEASE … [TOKEN token] [LEASE lease-ms]`, or `RLOCK.MRELEASE`. A lease starts anew for

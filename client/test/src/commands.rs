@@ -7,7 +7,9 @@ use bytes::Bytes;
 use redis_protocol::resp3::types::BytesFrame as Frame;
 use rlock_core::guarded;
 use rlock_core::request::{self, WaitMode};
-use rlock_core::{Command, CommandError, Event, EventKind, Grant, LostReason, NotGuarded, Now};
+use rlock_core::{
+    Command, CommandError, Event, EventKind, LostReason, Mode, NotGuarded, Now, Token, Told,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::engine::{Acquired, Engine, Listened, Listener, USER, named_by_user};
@@ -89,6 +91,19 @@ pub(crate) struct Identity<'a> {
     pub(crate) membership: Option<&'a Membership>,
 }
 
+impl Identity<'_> {
+    fn run_id(&self) -> String {
+        let (id, life) = self.run_id;
+        format!("{id:016x}{life:024x}")
+    }
+
+    /// By which a client knows this server again: in a cluster the node's id.
+    fn server_id(&self) -> String {
+        let membership = self.membership;
+        membership.map_or_else(|| self.run_id(), Membership::node_id)
+    }
+}
+
 /// Carries a command out.
 pub(crate) fn carry_out(
     engine: &mut Engine,
@@ -129,7 +144,7 @@ pub(crate) fn carry_out(
             }
             refusal => error(&refusal.to_string()),
         };
-        let reply = rlock(engine, client, &name, rest, now);
+        let reply = rlock(engine, client, who, (&name, rest), now);
         return reply.unwrap_or_else(|refusal| Reply::Now(refused(refusal)));
     }
     if matches!(&*name, "WAIT" | "WAITAOF") {
@@ -232,12 +247,9 @@ fn info(who: &Identity<'_>, rest: &[Bytes]) -> Frame {
         rest.is_empty() || rest.iter().any(is_it)
     };
     let role = if who.is_replica { "slave" } else { "master" };
-    let (id, life) = who.run_id;
+    let run_id = who.run_id();
     let sections = [
-        (
-            "server",
-            format!("# Server\r\nrun_id:{id:016x}{life:024x}\r\n"),
-        ),
+        ("server", format!("# Server\r\nrun_id:{run_id}\r\n")),
         ("replication", format!("# Replication\r\nrole:{role}\r\n")),
     ];
     let asked = sections
@@ -272,8 +284,8 @@ fn hello(client: &Client, who: &Identity<'_>) -> Frame {
 fn rlock(
     engine: &mut Engine,
     client: &Client,
-    name: &str,
-    rest: &[Bytes],
+    who: &Identity<'_>,
+    (name, rest): (&str, &[Bytes]),
     now: Now,
 ) -> Result<Reply, CommandError> {
     let (args, db) = (|| rest.iter().map(|arg| &arg[..]), client.db);
@@ -295,7 +307,8 @@ fn rlock(
             acquire(engine, command, request.wait_mode, db, now)?
         }
         "RLOCK.RELEASE" => {
-            let request = request::Release::parse(args())?;
+            let mut request = request::Release::parse(args())?;
+            request.by = Some(client.id);
             engine.check_slot(request.key, request.mode)?;
             let left = engine.decide(Command::Release(&request), db, now)?;
             left.map_or(Frame::Null, number)
@@ -308,6 +321,22 @@ fn rlock(
                 Listened::Events(told) => events(&told),
                 Listened::Waits(listener) => return Ok(Reply::Later(listener)),
             }
+        }
+        "RLOCK.BIND" => {
+            let mut request = request::Bind::parse(args())?;
+            request.session.user = USER;
+            let bound = engine.bind(&request, client.id)?;
+            // What this has sent and was not read yet is never carried out.
+            if let Some(former) = bound.former {
+                who.connections.close(former);
+            }
+            array(vec![number(bound.life), blob(who.server_id())])
+        }
+        "RLOCK.MRELEASE" => {
+            let mut request = request::MultiRelease::parse(args())?;
+            request.by = Some(client.id);
+            let released = engine.decide(Command::MultiRelease(&request), db, now)?;
+            number(released.ok_or(CommandError::Unsettled)?)
         }
         _ => number(decide_number(engine, name, rest, db, now)?),
     };
@@ -351,10 +380,6 @@ fn decide_number(
             request.session = named_by_user(request.session);
             engine.decide(Command::MultiRenew(&request), db, now)?
         }
-        "RLOCK.MRELEASE" => {
-            let request = request::MultiRelease::parse(args())?;
-            engine.decide(Command::MultiRelease(&request), db, now)?
-        }
         "RLOCK.CANCEL" => {
             let request = request::Cancel::parse(args())?;
             engine.decide(Command::Cancel(&request), db, now)?
@@ -381,31 +406,66 @@ fn acquire(
     db: i32,
     now: Now,
 ) -> Result<Frame, CommandError> {
-    let (first, second) = match engine.acquire(command, wait_mode, db, now)? {
-        Acquired::Held { count, token } => (count, token),
-        Acquired::NotHeld { ttl_ms } => (0, ttl_ms),
-        Acquired::Queued(joined) => (-1, joined.position),
+    let numbers = match engine.acquire(command, wait_mode, db, now)? {
+        Acquired::Held { count, token } => vec![count, token],
+        Acquired::NotHeld { ttl_ms } => vec![0, ttl_ms],
+        Acquired::Queued(joined) => {
+            let (seq, life) = joined.moment.map_or((0, 0), |of| (seq(of.seq), of.life));
+            vec![-1, joined.position, seq, life]
+        }
     };
-    Ok(array(vec![number(first), number(second)]))
+    Ok(array(numbers.into_iter().map(number).collect()))
+}
+
+fn seq(seq: u64) -> i64 {
+    i64::try_from(seq).unwrap_or(i64::MAX)
 }
 
 /// The answer to RLOCK.EVENTS.
-pub(crate) fn events(events: &[Event]) -> Frame {
-    array(events.iter().map(event).collect())
+pub(crate) fn events(told: &Told) -> Frame {
+    let numbers = told.after.seq.saturating_add(1)..;
+    let events = numbers.zip(&told.events);
+    let events = events.map(|(number, of)| event(number, of)).collect();
+    array(vec![number(told.after.life), array(events)])
 }
 
-fn event(event: &Event) -> Frame {
+fn event(number_of_it: u64, event: &Event) -> Frame {
     let (kind, value) = match &event.kind {
-        EventKind::Granted(Grant { token, .. }) => ("granted", number(token.get())),
+        EventKind::Granted => ("granted", number(token(event))),
         EventKind::Timeout { ttl_ms } => ("timeout", number(*ttl_ms)),
-        EventKind::Lost(LostReason::Expired) => ("lost", blob("expired")),
-        EventKind::Lost(LostReason::Broken) => ("lost", blob("broken")),
-        EventKind::Lost(LostReason::Deleted) => ("lost", blob("deleted")),
+        EventKind::Left => ("left", number(0)),
+        EventKind::Lost(reason) => {
+            let reason = match reason {
+                LostReason::Expired => "expired",
+                LostReason::Broken => "broken",
+                LostReason::Deleted => "deleted",
+                LostReason::Released => "released",
+            };
+            ("lost", blob(reason))
+        }
         EventKind::Error(refusal) => ("error", blob(refusal.to_string())),
         EventKind::Wanted { waiters } => ("wanted", number((*waiters).into())),
     };
-    let (name, owner) = (event.lock.name.to_vec(), event.owner.to_vec());
-    array(vec![blob(kind), blob(name), blob(owner), value])
+    let mode = match event.mode {
+        Mode::Plain => "plain",
+        Mode::Read => "read",
+        Mode::Write => "write",
+        Mode::Permits => "permits",
+    };
+    array(vec![
+        number(seq(number_of_it)),
+        blob(kind),
+        blob(event.lock.name.to_vec()),
+        blob(event.owner.to_vec()),
+        value,
+        number(token(event)),
+        blob(mode),
+        number(event.lock.db.into()),
+    ])
+}
+
+fn token(event: &Event) -> i64 {
+    event.token.map_or(0, Token::get)
 }
 
 /// An answer in a line of a log.

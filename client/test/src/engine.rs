@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use rlock_core::request::{self, WaitMode};
 use rlock_core::{
-    Command, CommandError, Effect, Event, Gauges, Joined, Keys, LockKey, LockRef, Locks, Mode, Now,
+    Bound, Command, CommandError, Effect, Gauges, Joined, Keys, LockKey, LockRef, Locks, Mode, Now,
     Outcome, PermitsHolders, Purpose, Read, SessionId, SessionLimits, SessionRef, Stored, Subject,
-    Task, Turn, Wait, names,
+    Task, Told, Turn, Wait, names,
 };
 
 use crate::chance::Chance;
@@ -78,7 +78,7 @@ struct Woken {
 /// What RLOCK.EVENTS comes to.
 #[derive(Debug)]
 pub(crate) enum Listened {
-    Events(Vec<Event>),
+    Events(Told),
     /// It is answered later.
     Waits(Listener),
 }
@@ -250,12 +250,22 @@ impl Engine {
     ) -> Result<Listened, CommandError> {
         let attached =
             self.change(|locks, effects| locks.attach(request, client_id, LIMITS, now, effects));
-        let session = attached?;
-        let events = self.locks.fetch(session);
-        let Some(wait) = request.block.filter(|_| events.is_empty()) else {
-            return Ok(Listened::Events(events));
-        };
-        Ok(Listened::Waits(self.wait(session, client_id, wait, now)))
+        let attached = attached?;
+        let session = attached.session;
+        if let Some(wait) = request.block.filter(|_| !attached.at_once) {
+            return Ok(Listened::Waits(self.wait(session, client_id, wait, now)));
+        }
+        let told = self.locks.take_events(session, now);
+        told.map(Listened::Events).ok_or(CommandError::NoSession)
+    }
+
+    /// BIND. The connection that was bound before is yet to be closed.
+    pub(crate) fn bind(
+        &mut self,
+        request: &request::Bind<'_>,
+        client_id: u64,
+    ) -> Result<Bound, CommandError> {
+        self.locks.bind(request, client_id)
     }
 
     fn wait(&mut self, session: SessionId, client_id: u64, wait: Wait, now: Now) -> Listener {
@@ -268,13 +278,13 @@ impl Engine {
     }
 
     /// Answers the calls that were woken, as at the end of a turn of the event loop.
-    pub(crate) fn answers(&mut self) -> Vec<(Listener, Result<Vec<Event>, CommandError>)> {
+    pub(crate) fn answers(&mut self, now: Now) -> Vec<(Listener, Result<Told, CommandError>)> {
         let woken = std::mem::take(&mut self.woken);
         let answers = woken.into_iter().map(|woken| {
             // Another connection may have taken the session over in this turn.
             let listening = woken.listening.map_err(CommandError::TakenOver);
-            let fetch = |of: Listening| self.locks.fetch_as(of.session, of.client_id);
-            (woken.listener, listening.and_then(fetch))
+            let take = |of: Listening| self.locks.take_events_as(of.session, of.client_id, now);
+            (woken.listener, listening.and_then(take))
         });
         answers.collect()
     }

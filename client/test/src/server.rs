@@ -134,6 +134,9 @@ const UNBLOCKED: &str =
 /// So often keys are looked through that have expired, and the wall clock is looked at.
 const CRON: Duration = Duration::from_millis(100);
 
+/// So many microseconds at most one server counts ahead of the other.
+const APART_US: u64 = 1_000;
+
 /// How late a busy server does something at most.
 const LATE: Duration = Duration::from_millis(20);
 
@@ -336,13 +339,13 @@ impl Server {
     fn begin_life(&self, keys: Keyspace) {
         let inner = &self.inner;
         inner.lives.set(inner.lives.get().saturating_add(1));
-        let engine = Engine::start(keys, inner.now(), inner.grant_delay_ms.get());
+        let engine = Engine::start(keys, inner.begins(), inner.grant_delay_ms.get());
         inner.engine.replace(engine);
         if inner.is_busy.get() {
             self.make_busy();
         }
         if let Some(membership) = inner.membership.borrow().clone() {
-            inner.engine.borrow_mut().join(membership, inner.now());
+            inner.engine.borrow_mut().join(membership, inner.begins());
         }
         inner.is_up.set(true);
         let life = CancellationToken::new();
@@ -375,6 +378,17 @@ impl Inner {
         Now {
             wall_us: wall_ms.saturating_mul(1000).saturating_add(since_us),
             mono_ms: i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX),
+        }
+    }
+
+    /// The moment from which it counts the lives of sessions. All servers here have one clock, and
+    /// two that start at once would otherwise give two sessions the same life.
+    fn begins(&self) -> Now {
+        let now = self.now();
+        let apart = i64::try_from(self.id % APART_US).unwrap_or_default();
+        Now {
+            wall_us: now.wall_us.saturating_add(apart),
+            ..now
         }
     }
 
@@ -464,10 +478,10 @@ impl Inner {
                 yield_now().await;
             }
             self.is_running().await;
-            let answers = self.engine.borrow_mut().answers();
+            let answers = self.engine.borrow_mut().answers(self.now());
             for (listener, answer) in answers {
                 let answer = match answer {
-                    Ok(events) => commands::events(&events),
+                    Ok(told) => commands::events(&told),
                     Err(refusal) => commands::error(&refusal.to_string()),
                 };
                 if let Observer(Some(observer)) = &*self.observer.borrow() {

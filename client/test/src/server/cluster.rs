@@ -126,6 +126,11 @@ impl Slots {
         addresses.get(node).cloned().unwrap_or_default()
     }
 
+    fn id_of(&self, node: usize) -> String {
+        let address = self.address_of(node);
+        format!("{address:0<40}")
+    }
+
     /// The answer of this node to `CLUSTER SLOTS`.
     fn shown(&self, asked: usize) -> Frame {
         let mut nodes = self.nodes.borrow().clone();
@@ -145,11 +150,10 @@ impl Slots {
             let address = self.address_of(node);
             let (host, port) = address.rsplit_once(':').unwrap_or((&address, "6379"));
             let port = port.parse().unwrap_or_default();
-            let id = format!("{address:0<40}");
             let primary = array(vec![
                 blob(host.to_owned()),
                 number(port),
-                blob(id),
+                blob(self.id_of(node)),
                 array(Vec::new()),
             ]);
             array(vec![number(first.into()), number(last.into()), primary])
@@ -169,6 +173,11 @@ impl Membership {
     /// The number of the node.
     pub(crate) fn node(&self) -> usize {
         self.node
+    }
+
+    /// The id of the node.
+    pub(crate) fn node_id(&self) -> String {
+        self.slots.id_of(self.node)
     }
 
     /// Where the slot of a key is served, as far as is known here.
@@ -409,7 +418,7 @@ impl Cluster {
 
 impl Inner {
     fn join(&self, membership: Membership) {
-        let now = self.now();
+        let now = self.begins();
         self.engine.borrow_mut().join(membership.clone(), now);
         self.membership.replace(Some(membership));
     }

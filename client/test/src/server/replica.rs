@@ -99,7 +99,7 @@ impl Server {
         let replication = &self.inner.replication;
         replication.following.borrow().cancel();
         if replication.of.take().is_some() {
-            let now = self.inner.now();
+            let now = self.inner.begins();
             self.inner.engine.borrow_mut().promoted(now);
             self.turned();
         }
