@@ -312,8 +312,11 @@ fn a_session_whose_listener_was_unblocked_with_an_error_is_bounded() {
     conn.pipeline(&waits);
     until("nobody waits", || server.info_number("rlock_waiters") == 0);
     sleep(Duration::from_millis(50));
-    let unfetched = server.info_number("rlock_unfetched_events");
-    assert!(unfetched <= 101, "{unfetched} unfetched events");
+    let unacknowledged = server.info_number("rlock_unacknowledged_events");
+    assert!(
+        unacknowledged <= 101,
+        "{unacknowledged} unacknowledged events"
+    );
 }
 
 /// On a busy machine. Each of these once took several seconds.
@@ -706,6 +709,6 @@ fn a_listener_that_was_woken_and_unblocked_with_an_error_leaves_a_bounded_sessio
     conn.pipeline(&waits);
     until("nobody waits", || server.info_number("rlock_waiters") == 0);
     until("they are bounded", || {
-        server.info_number("rlock_unfetched_events") <= 101
+        server.info_number("rlock_unacknowledged_events") <= 101
     });
 }

@@ -366,7 +366,7 @@ async fn a_cluster_can_be_used_with_a_node_that_has_no_room_for_a_session() {
     }
 }
 
-/// More is told in a moment than the session may leave unfetched, while replies stay away.
+/// More is told in a moment than the session may leave unacknowledged, while replies stay away.
 async fn overflow(server: &Server, proxy: &Proxy) {
     let limit = "CONFIG SET rlock.max-events-per-session 1";
     assert_eq!(server.run(limit), "OK");

@@ -487,7 +487,7 @@ async fn a_grant_of_several_whose_word_is_lost_is_not_entered_twice() {
     until("it is granted", || server.holder("b").is_some());
     // Fetched, and so not taken back with the connection.
     until("it is told", || {
-        server.info_number("rlock_unfetched_events") == 0
+        server.info_number("rlock_unacknowledged_events") > 0
     });
     far.sever();
     far.heal();

@@ -105,7 +105,7 @@ fn smoke_three_hundred_that_wait_and_are_killed_at_once_leave_nothing() {
     waiters_that_are_killed_at_once_leave_nothing(300);
 }
 
-/// Each has a hold, a wait, a listener, and unfetched events.
+/// Each has a hold, a wait, a listener, and unacknowledged events.
 #[test]
 fn smoke_sessions_that_die_at_once_leave_nothing() {
     const SESSIONS: usize = 60;

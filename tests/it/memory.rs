@@ -241,13 +241,13 @@ fn a_hand_over_costs_the_same_however_many_are_queued() {
 }
 
 /// What a RENEW takes while its owner has yet to fetch so many grants, in microseconds.
-fn cost_of_renewals(unfetched: usize) -> f64 {
+fn cost_of_renewals(unacknowledged: usize) -> f64 {
     let server = Server::start();
     let mut conn = server.connect();
     let mut life = server.session_connection("s");
     let all = |rest: &str| -> Vec<String> {
         let command = |i: usize| rest.replace('#', &i.to_string());
-        (0..unfetched).map(command).collect()
+        (0..unacknowledged).map(command).collect()
     };
     run_all(&mut conn, &all("RLOCK.ACQUIRE lock# alice 600000"));
     run_all(
@@ -257,14 +257,14 @@ fn cost_of_renewals(unfetched: usize) -> f64 {
     run_all(&mut conn, &all("RLOCK.RELEASE lock# alice"));
     run_all(&mut conn, &all("RLOCK.RENEW lock# bob 600000"));
     let cost = server.median_cost("rlock.renew");
-    assert_eq!(life.run("RLOCK.EVENTS s").events().len(), unfetched);
+    assert_eq!(life.run("RLOCK.EVENTS s").events().len(), unacknowledged);
     cost
 }
 
 #[test]
-fn a_renewal_costs_the_same_however_many_grants_are_unfetched() {
-    let best = |unfetched| {
-        let costs = (0..3).map(|_| cost_of_renewals(unfetched));
+fn a_renewal_costs_the_same_however_many_grants_are_unacknowledged() {
+    let best = |unacknowledged| {
+        let costs = (0..3).map(|_| cost_of_renewals(unacknowledged));
         costs.fold(f64::INFINITY, f64::min)
     };
     let (few, many) = (best(20), best(2000));
