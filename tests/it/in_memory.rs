@@ -104,34 +104,49 @@ async fn compare(network: &Network, at: &str, real: &Server, commands: &[&str]) 
         let both_refuse = [&answer, &expected]
             .iter()
             .all(|reply| format!("{reply:?}").contains(refused));
+        let [answer, expected] = [answer, expected].map(|reply| Answers::default().shown(&reply));
         assert!(
             both_refuse || answer == expected,
-            "{command}: {answer:?}, {expected:?}"
+            "{command}: {answer}, {expected}"
         );
     }
 }
 
-/// Answers with tokens numbered as they come, and with times roughly.
+/// Answers with tokens and lives numbered as they come, and with times roughly.
 #[derive(Default)]
-struct Answers(HashMap<i64, usize>);
+struct Answers {
+    tokens: HashMap<i64, usize>,
+    lives: HashMap<i64, usize>,
+}
 
 impl Answers {
     fn shown(&mut self, reply: &Reply) -> String {
         const A_TOKEN: i64 = 1_000_000_000_000_000;
         match reply {
             Reply::Int(token) if *token > A_TOKEN => {
-                let next = self.0.len();
-                format!("token {}", self.0.entry(*token).or_insert(next))
+                let next = self.tokens.len();
+                format!("token {}", self.tokens.entry(*token).or_insert(next))
             }
             Reply::Int(ms) if *ms > 1_000_000 => format!("{} min", (ms + 600_000) / 1_800_000 * 30),
-            Reply::Array(all) => {
-                let all: Vec<String> = all.iter().map(|one| self.shown(one)).collect();
-                format!("[{}]", all.join(" "))
-            }
+            Reply::Array(all) => self.array(all),
             // Of several circles another one may be told: a hash has no order.
             Reply::Error(text) if text.starts_with(b"DEADLOCK") => "DEADLOCK".to_owned(),
             other => format!("{other:?}"),
         }
+    }
+
+    fn array(&mut self, all: &[Reply]) -> String {
+        let next = self.lives.len();
+        let mut life = |life| format!("life {}", self.lives.entry(life).or_insert(next));
+        let shown: Vec<String> = match all {
+            [Reply::Int(told), events @ Reply::Array(_)] => vec![life(*told), self.shown(events)],
+            [Reply::Int(-1), position, seq, Reply::Int(told)] => {
+                let life = life(*told);
+                vec!["-1".to_owned(), self.shown(position), self.shown(seq), life]
+            }
+            all => all.iter().map(|one| self.shown(one)).collect(),
+        };
+        format!("[{}]", shown.join(" "))
     }
 }
 
