@@ -43,8 +43,9 @@ const RIGHT: [(&str, &str); 9] = [
 ];
 
 /// What is wrong. An empty word is written as `''`, and LONG is a pattern of a byte too many.
-const WRONG: [&[(&str, &str)]; 99] = [
+const WRONG: [&[(&str, &str)]; 100] = [
     &[],
+    &[("KEY", "data#")],
     &[("SESSION", "nobody")],
     &[("EPOCH", "EPOCH -1")],
     &[("EPOCH", "LATER 1")],
@@ -146,7 +147,8 @@ const WRONG: [&[(&str, &str)]; 99] = [
 ];
 
 /// What the keys above are.
-const SETTING: [&str; 15] = [
+const SETTING: [&str; 16] = [
+    "HSET data# name Ada",
     "RLOCK.EVENTS s#",
     "SET text# v",
     "RLOCK.ACQUIRE plain# alice 30000",

@@ -45,6 +45,7 @@ mod wanted; // what a holder is told of those who wait
 
 mod clock; // a wall clock that is set
 mod cluster_down; // a node of a cluster that refuses to write
+mod data; // hashes that are no locks
 mod denied; // a server that refuses to write
 mod everybody; // holds and waits of every kind, to be carried through a failover
 mod failover; // replicas that become primaries, by sentinels and by order

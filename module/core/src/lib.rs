@@ -39,7 +39,9 @@ pub use interface::error::{CommandError, NotGuarded};
 pub use interface::event::{Event, EventKind, LostReason, Moment, Told};
 pub use interface::guarded;
 pub use interface::request;
-pub use interface::stored::{Count, Hash, HeldBy, ReadHold, ReadWrite, Stored, WriteHold};
+pub use interface::stored::{
+    Count, Hash, HeldBy, ReadHold, ReadWrite, Stored, WriteHold, is_value_of_lock,
+};
 pub use interface::stored_permits::{
     Permits, PermitsHash, PermitsHold, PermitsHolders, PermitsReading, PermitsRequest, Room,
     is_permits_mode,

@@ -58,7 +58,7 @@ impl Command for Info {
         }
         let (stored, owner) = lock.read(|lock| lock.load_for_holder(now));
         let report = match stored {
-            Stored::OtherType => return Err(CommandError::WrongType),
+            Stored::OtherType | Stored::Data => return Err(CommandError::WrongType),
             Stored::ReadWrite(_) => {
                 read_write(ctx, &lock, at, &stored, queue, now);
                 return Ok(());

@@ -7,6 +7,7 @@ use crate::reading::read_write::{ReadWriteHash, is_readers};
 use rlock_core::{
     Count, FENCE_FIELD, Hash, HeldBy, Known, MODE_FIELD, Mode, NEVER, Now, PermitsHold,
     PermitsHolders, PermitsRequest, ReadDepth, Stored, Task, Token, is_permits_mode,
+    is_value_of_lock,
 };
 use std::ops::ControlFlow;
 use std::rc::Rc;
@@ -22,6 +23,9 @@ impl OpenLock<'_> {
             KeyType::Hash => self.load_hash(owner, task.depth, Some(task), now),
             _ => Stored::OtherType,
         };
+        if task.may_take() && stored.may_be_without_end() && self.is_data() {
+            return Stored::Data;
+        }
         match stored {
             // A task about permits needs the limit also if nobody holds permits.
             Stored::Free | Stored::NoHolder if task.is_about_permits() => {
@@ -29,6 +33,21 @@ impl OpenLock<'_> {
             }
             _ => stored,
         }
+    }
+
+    /// Whether it is a hash that can be no lock: it has no TTL, and a field with a value that no
+    /// lock has.
+    fn is_data(&self) -> bool {
+        if self.key.key_type() != KeyType::Hash || self.key.expires_at().is_some() {
+            return false;
+        }
+        let (mut looked_at, mut is_data) = (0_usize, false);
+        self.key.each_field(|field, value| {
+            looked_at = looked_at.saturating_add(1);
+            is_data = field != FENCE_FIELD && field != MODE_FIELD && !is_value_of_lock(value);
+            go_on_if(!is_data && looked_at < HOLDERS_MAX)
+        });
+        is_data
     }
 
     /// Without a task, all of it is read.
@@ -129,6 +148,9 @@ impl OpenLock<'_> {
     /// lock's readers, or the holders of permits.
     pub(crate) fn load_with_holders(&self, now: Now) -> (Stored, Holders) {
         let (stored, owner) = self.load_for_holder(now);
+        if stored.may_be_without_end() && self.is_data() {
+            return (Stored::Data, Vec::new());
+        }
         let holders = match stored {
             Stored::Plain(hash) => owner.zip(hash.own).into_iter().collect(),
             Stored::ReadWrite(_) => self.reader_fields(),

@@ -172,8 +172,8 @@ impl Decision<'_> {
 
     /// Refuses a request if the key is no lock, or a lock of another kind.
     pub(crate) fn check_kind(&mut self, stored: &Stored, asked: Kind) -> Result<(), CommandError> {
-        if matches!(stored, Stored::OtherType) {
-            return Err(self.not_a_lock());
+        if let Some(error) = stored.not_a_lock() {
+            return Err(self.not_a_lock(error));
         }
         match stored.kind() {
             Some(held) if held != asked => Err(CommandError::WrongKind { held, asked }),
@@ -200,9 +200,9 @@ impl Decision<'_> {
 
     /// Another program has overwritten the key. Marks it dirty, so that the waiters are told now
     /// and not when the old lease would have ended.
-    pub(crate) fn not_a_lock(&mut self) -> CommandError {
+    pub(crate) fn not_a_lock(&mut self, error: CommandError) -> CommandError {
         self.locks.mark_dirty(self.at);
-        CommandError::WrongType
+        error
     }
 
     /// The owner's hold in this mode; none if it has none, or if the request names another token

@@ -81,9 +81,8 @@ impl Decision<'_> {
         others: Option<&PermitsHolders>,
         most: usize,
     ) {
-        if matches!(stored, Stored::OtherType) {
-            self.locks
-                .refuse_some(queue, &CommandError::WrongType, self.effects);
+        if let Some(error) = stored.not_a_lock() {
+            self.locks.refuse_some(queue, &error, self.effects);
             return;
         }
         if stored.is_free() {

@@ -53,7 +53,7 @@ impl Decision<'_> {
             _ if left == 0 => return Ok((0, self.give_back(stored, request))),
             Stored::Plain(hash) => self.count_down_plain(hash, left, request),
             Stored::ReadWrite(hash) => self.count_down_read_write(hash, left, request),
-            Stored::Free | Stored::NoHolder | Stored::OtherType => {}
+            Stored::Free | Stored::NoHolder | Stored::OtherType | Stored::Data => {}
         }
         Ok((left, Then::Nothing))
     }
@@ -81,7 +81,7 @@ impl Decision<'_> {
             Stored::Plain(hash) => self.end_plain(hash),
             Stored::ReadWrite(hash) => self.end_read_write(hash, mode),
             Stored::Permits(hash) => self.end_permits(hash),
-            Stored::Free | Stored::NoHolder | Stored::OtherType => Then::Nothing,
+            Stored::Free | Stored::NoHolder | Stored::OtherType | Stored::Data => Then::Nothing,
         }
     }
 
@@ -96,7 +96,7 @@ impl Decision<'_> {
             Stored::Plain(hash) => self.renew_plain(hash, request, session),
             Stored::ReadWrite(hash) => self.renew_read_write(hash, request, session),
             Stored::Permits(hash) => self.renew_permits(hash, request, session),
-            Stored::Free | Stored::NoHolder | Stored::OtherType => {}
+            Stored::Free | Stored::NoHolder | Stored::OtherType | Stored::Data => {}
         }
     }
 }

@@ -208,12 +208,9 @@ impl Locks {
         now: Now,
         effects: &mut Vec<Effect>,
     ) {
-        let error = several.stored.iter().find_map(|stored| match stored {
-            Stored::OtherType => Some(CommandError::WrongType),
-            other => other
-                .kind()
-                .filter(|kind| *kind != Kind::Plain)
-                .map(wrong_kind),
+        let error = several.stored.iter().find_map(|stored| {
+            let other_kind = stored.kind().filter(|kind| *kind != Kind::Plain);
+            stored.not_a_lock().or(other_kind.map(wrong_kind))
         });
         if let Some(error) = error {
             return self.refuse_multi(id, error, effects);

@@ -248,18 +248,20 @@ impl Decision<'_> {
         holders: &[(Box<[u8]>, Count)],
         first: Option<&HeldBy>,
     ) -> Result<bool, CommandError> {
+        if let Some(error) = stored.not_a_lock() {
+            return Err(self.not_a_lock(error));
+        }
         let held_as = match stored {
             free if free.is_free() => {
                 self.locks.mark_dirty(self.at);
                 return Ok(false);
             }
-            Stored::OtherType => return Err(self.not_a_lock()),
-            Stored::Free | Stored::NoHolder | Stored::Plain(_) => Mode::Plain,
             Stored::Permits(_) => Mode::Permits,
             Stored::ReadWrite(hash) => {
                 self.delete_timeouts_of(holders);
                 hash.mode()
             }
+            _ => Mode::Plain,
         };
         count(&mut self.locks.counters.breaks);
         self.log_broken(held_as, holders.len(), first);

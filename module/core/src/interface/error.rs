@@ -132,6 +132,8 @@ pub enum CommandError {
     TooManyWaiters(u32),
     /// The key holds another type.
     WrongType,
+    /// The key holds a hash that is no lock.
+    Data,
     /// A command for one kind of lock on a lock of another kind.
     WrongKind {
         /// The kind of the lock.
@@ -325,6 +327,10 @@ impl fmt::Display for CommandError {
             Self::WrongType => {
                 f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
             }
+            Self::Data => f.write_str(
+                "WRONGTYPE the key holds a hash of data, which is no lock: \
+                 it has no TTL, and a field that is no hold",
+            ),
             Self::Moved { slot, address, .. } => write!(f, "MOVED {slot} {address}"),
             Self::WrongKind { held, asked } => {
                 let held_as = match held {
@@ -472,7 +478,8 @@ mod tests {
             CommandError::HoldCountOverflow => CommandError::HoldCountMalformed,
             CommandError::HoldCountMalformed => CommandError::TooManyWaiters(7),
             CommandError::TooManyWaiters(_) => CommandError::WrongType,
-            CommandError::WrongType => wrong_kind(Kind::ReadWrite, Kind::Plain),
+            CommandError::WrongType => CommandError::Data,
+            CommandError::Data => wrong_kind(Kind::ReadWrite, Kind::Plain),
             CommandError::WrongKind { held, asked } => after_kinds(*held, *asked),
             CommandError::Moved { .. } => return None,
         })
@@ -519,6 +526,6 @@ mod tests {
             );
             count += 1;
         }
-        assert_eq!(count, 70, "all have been looked at");
+        assert_eq!(count, 71, "all have been looked at");
     }
 }

@@ -1,6 +1,7 @@
 //! The content of a lock's key as plain values. It is read anew for each decision.
 
-use crate::interface::stored_permits::{PermitsHash, Room};
+use crate::interface::error::CommandError;
+use crate::interface::stored_permits::{PermitsHash, PermitsHold, Room};
 use crate::values::known::Known;
 use crate::values::limits::HOLD_COUNT_MAX;
 use crate::values::mode::{Kind, Mode};
@@ -24,6 +25,9 @@ pub enum Stored {
     Permits(PermitsHash),
     /// A key of another type.
     OtherType,
+    /// A hash that is no lock, ours or Redisson's: it has no TTL, and a field with a value that no
+    /// lock has.
+    Data,
 }
 
 impl Stored {
@@ -32,7 +36,7 @@ impl Stored {
         match self {
             Self::Free | Self::NoHolder => true,
             Self::Permits(hash) => hash.is_free(),
-            Self::Plain(_) | Self::ReadWrite(_) | Self::OtherType => false,
+            Self::Plain(_) | Self::ReadWrite(_) | Self::OtherType | Self::Data => false,
         }
     }
 
@@ -42,6 +46,15 @@ impl Stored {
             Self::NoHolder => true,
             Self::Permits(hash) => hash.is_free() && hash.is_there,
             _ => false,
+        }
+    }
+
+    /// The refusal of a key that is no lock.
+    pub(crate) fn not_a_lock(&self) -> Option<CommandError> {
+        match self {
+            Self::OtherType => Some(CommandError::WrongType),
+            Self::Data => Some(CommandError::Data),
+            _ => None,
         }
     }
 
@@ -59,7 +72,7 @@ impl Stored {
         match self {
             Self::Plain(_) | Self::ReadWrite(_) => ttl_ms(self.ends_at(), now),
             Self::Permits(hash) => hash.ttl_ms(now),
-            Self::Free | Self::NoHolder | Self::OtherType => 0,
+            Self::Free | Self::NoHolder | Self::OtherType | Self::Data => 0,
         }
     }
 
@@ -69,7 +82,7 @@ impl Stored {
             Self::Plain(_) => Some(Kind::Plain),
             Self::ReadWrite(_) => Some(Kind::ReadWrite),
             Self::Permits(hash) => (!hash.is_free()).then_some(Kind::Permits),
-            Self::Free | Self::NoHolder | Self::OtherType => None,
+            Self::Free | Self::NoHolder | Self::OtherType | Self::Data => None,
         }
     }
 
@@ -79,7 +92,7 @@ impl Stored {
             Self::Plain(hash) => hash.ends_at(),
             Self::ReadWrite(hash) => hash.ends_at(),
             Self::Permits(hash) => hash.ends_at.filter(|_| !hash.is_free()),
-            Self::Free | Self::NoHolder | Self::OtherType => None,
+            Self::Free | Self::NoHolder | Self::OtherType | Self::Data => None,
         }
     }
 
@@ -156,6 +169,17 @@ impl Stored {
 }
 
 impl Stored {
+    /// Whether it is a hash that may have no TTL, as far as was read. No lock of ours has none.
+    pub fn may_be_without_end(&self) -> bool {
+        match self {
+            Self::Plain(hash) => hash.ends_at == Known::read(None),
+            Self::ReadWrite(hash) => hash.ends_at == Known::read(None),
+            Self::Permits(hash) => hash.ends_at.is_none(),
+            Self::NoHolder => true,
+            Self::Free | Self::OtherType | Self::Data => false,
+        }
+    }
+
     /// The token of the present holder, if it has one. Each reader and each holder of permits has
     /// its own, so there it is the caller's.
     pub(crate) fn present_token(&self, mode: Mode) -> Option<Token> {
@@ -167,7 +191,7 @@ impl Stored {
                 (_, _, Some(own)) => own.token,
                 _ => hash.others_token,
             },
-            Self::Free | Self::NoHolder | Self::OtherType => None,
+            Self::Free | Self::NoHolder | Self::OtherType | Self::Data => None,
         }
     }
 }
@@ -379,6 +403,13 @@ impl ReadHold {
     pub fn ends_at(&self) -> i64 {
         self.ends_at.get_or(NEVER)
     }
+}
+
+/// Whether this is the value of an owner's field in a lock of any kind: a count, a writer's hold, or
+/// permits.
+pub fn is_value_of_lock(value: &[u8]) -> bool {
+    WriteHold::from_field(value).count != Count::Malformed
+        || PermitsHold::from_field(value).is_some()
 }
 
 /// The value of an owner's field.

@@ -104,6 +104,7 @@ impl<'a> Command<'a> {
             Self::Renew(_) => Verb::Renew,
             Self::Guard(_) => Verb::Guard,
             Self::Limit(_) => Verb::Limit,
+            Self::MultiAcquire(_) => Verb::MultiAcquire,
             _ => Verb::Other,
         }
     }
@@ -117,6 +118,7 @@ pub(crate) enum Verb {
     Renew,
     Guard,
     Limit,
+    MultiAcquire,
     /// Another command, or none.
     Other,
 }
@@ -228,7 +230,7 @@ impl Task {
     /// or only checks that it holds the lock. This is the common case, and the end costs a look-up
     /// of its own in the server.
     pub fn needs_end(&self, own: Option<Count>, others: bool) -> bool {
-        let is_of_others = matches!(self.verb, Verb::Limit | Verb::Other);
+        let is_of_others = matches!(self.verb, Verb::Limit | Verb::MultiAcquire | Verb::Other);
         others || is_of_others || own != Some(Count::Valid(1))
     }
 
@@ -237,6 +239,15 @@ impl Task {
     /// gives the lock back.
     pub fn needs_readers_ends(&self, own: Option<Count>, others: bool) -> bool {
         others || self.verb != Verb::Release || own != Some(Count::Valid(1))
+    }
+
+    /// Whether the decision may take the lock. Then a hash without an end must be told from data.
+    pub fn may_take(&self) -> bool {
+        match self.purpose {
+            Purpose::Command => matches!(self.verb, Verb::Acquire | Verb::MultiAcquire),
+            Purpose::Reconcile(_) | Purpose::GrantSeveral(_) => true,
+            _ => false,
+        }
     }
 
     /// Whether the decision needs the token of a plain lock. Only its holder needs it, and a
