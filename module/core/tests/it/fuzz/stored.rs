@@ -231,6 +231,7 @@ impl World {
             permits: None,
             token,
             lease,
+            by: None,
         };
         let (left, effects) = self.decide(Command::Release(&request), stored);
         match left {
