@@ -402,6 +402,7 @@ mod tests {
     const DOCUMENT: &str = include_str!("../../../../docs/commands.md");
 
     /// The refusals one after the other, so that a new one without a place here does not compile.
+    #[allow(clippy::too_many_lines, reason = "one table")]
     fn after(refusal: &CommandError) -> Option<CommandError> {
         let word = || Word::new(b"X");
         Some(match refusal {

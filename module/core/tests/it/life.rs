@@ -148,7 +148,8 @@ pub(crate) struct Life {
     events_max: Option<u32>,
     /// Those that were found with more unacknowledged events than that.
     overflowing: BTreeSet<Name>,
-    last_life: i64,
+    /// The life that began last.
+    newest: i64,
     /// The connections that BIND has bound last, with their numbers, by user and session.
     bindings: BTreeMap<(usize, Name), (u64, u64)>,
     pub(crate) sessions: BTreeMap<Name, TwinSession>,
@@ -170,7 +171,7 @@ impl Default for Life {
             },
             events_max: None,
             overflowing: BTreeSet::new(),
-            last_life: 0,
+            newest: 0,
             bindings: BTreeMap::new(),
             sessions: BTreeMap::new(),
             holds: BTreeMap::new(),
@@ -271,7 +272,7 @@ impl Life {
     /// The numbers that this names: a life and an event.
     pub(crate) fn moment(&self, name: Name, after: After) -> (i64, u64) {
         let session = self.sessions.get(&name).cloned().unwrap_or_default();
-        let life = session.life.unwrap_or(self.last_life);
+        let life = session.life.unwrap_or(self.newest);
         match after {
             After::Told => (life, session.told),
             After::Seq(seq) => {
@@ -340,8 +341,8 @@ impl Life {
         let session = self.sessions.get_mut(&name).unwrap();
         session.is_woken = false;
         if session.life.is_none() {
-            self.last_life = (self.last_life + 1).max(now.wall_us);
-            session.life = Some(self.last_life);
+            self.newest = (self.newest + 1).max(now.wall_us);
+            session.life = Some(self.newest);
             session.last = 0;
         }
         session.told = session.last;
@@ -362,7 +363,7 @@ impl Life {
 
     /// Lives begin after those that another server has given.
     pub(crate) fn start_lives(&mut self, guard_ms: i64, now: Now) {
-        self.last_life = self.last_life.max(now.wall_us + guard_ms * 1000);
+        self.newest = self.newest.max(now.wall_us + guard_ms * 1000);
     }
 
     /// The next EVENTS begins another life.

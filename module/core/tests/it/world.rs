@@ -31,7 +31,7 @@ pub(crate) const WAITERS_MAX: u32 = 4;
 
 mod sessions;
 mod several;
-use sessions::{Asked, Listening};
+use sessions::Listening;
 
 const A_DAY_MS: i64 = 86_400_000;
 
@@ -525,30 +525,11 @@ impl World {
             Op::MultiAcquire { .. } | Op::MultiRelease { .. } | Op::MultiRenew { .. } => {
                 self.happen_to_several(op)
             }
-            Op::Events {
-                session,
-                client,
-                block_ms,
-                grace_ms,
-                epoch,
-                after,
-            } => {
-                let asked = Asked {
-                    epoch,
-                    after,
-                    block_ms,
-                    grace_ms,
-                };
-                self.events(session, client, asked)
-            }
-            Op::Bind {
-                session,
-                client,
-                epoch,
-            } if !self.in_multi => self.bind(session, client, epoch),
-            Op::Close { client } => self.close(client),
-            Op::Unblock { client } if !self.in_multi => self.unblock(client),
-            Op::Deliver if !self.in_multi => self.deliver(),
+            Op::Events { .. }
+            | Op::Bind { .. }
+            | Op::Close { .. }
+            | Op::Unblock { .. }
+            | Op::Deliver => self.happen_to_sessions(op),
             Op::Cancel { lock, owner, mode } => self.cancel(&place(lock), OWNERS[owner], mode),
             Op::Break { lock } => self.break_hold(&place(lock)),
             _ => {

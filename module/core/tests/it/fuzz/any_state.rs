@@ -245,7 +245,7 @@ impl<'a> Core<'a> {
             3 | 4 => self.acquire_several(),
             5 => self.release(),
             6 => self.renew(),
-            7 if self.choices.one_in(4) => self.bind(),
+            7 if self.choices.again().one_in(8) => self.bind(),
             7 => self.events(),
             8 => self.pass(),
             9 => self.depart(),
@@ -277,7 +277,7 @@ impl<'a> Core<'a> {
                 );
             }
             0 => {
-                let (key, mode) = (lock.name, self.choices.maybe(|_| Mode::Write));
+                let (key, mode) = (lock.name, self.choices.again().maybe(|_| Mode::Write));
                 let told = self.decide(Command::Cancel(&Cancel { key, owner, mode }));
                 assert!(matches!(told, Ok(Outcome::Number(0 | 1))), "{told:?}");
             }
@@ -564,11 +564,12 @@ impl<'a> Core<'a> {
         }
         let (wait, _) = self.wait_mode();
         let name = self.choices.of(&SESSIONS);
+        let mut again = self.choices.again();
         let life = self.lives.get(name).copied().unwrap_or_default();
         let request = Events {
             session: name.into(),
-            epoch: self.choices.maybe(|of| of.of(&[0, 1, u64::MAX])),
-            after: self.choices.maybe(|of| Moment {
+            epoch: again.maybe(|of| of.of(&[0, 1, u64::MAX])),
+            after: again.maybe(|of| Moment {
                 life: of.of(&[life, life, life, 0]),
                 seq: of.of(&[0, 1, 2, 9, u64::MAX]),
             }),
@@ -655,8 +656,8 @@ impl<'a> Core<'a> {
     }
 
     /// The connection that gives something back.
-    fn by(&mut self) -> Option<u64> {
-        let client = self.choices.below(CONNECTIONS + 1);
+    fn by(&self) -> Option<u64> {
+        let client = self.choices.again().below(CONNECTIONS + 1);
         let client = (client < CONNECTIONS).then_some(client);
         client.map(|client| u64::try_from(client).unwrap())
     }

@@ -268,13 +268,15 @@ fn seldom(lock: usize, owner: usize, choices: &mut Choices<'_>) -> Op {
     }
 }
 
-fn epoch(choices: &mut Choices<'_>) -> Option<Epoch> {
+fn epoch(choices: &Choices<'_>) -> Option<Epoch> {
+    let mut choices = choices.again();
     let epochs = [Epoch::Larger, Epoch::Equal, Epoch::Smaller];
     choices.one_in(4).then(|| choices.of(&epochs))
 }
 
 /// The events that a client says it has heard.
-fn heard(choices: &mut Choices<'_>) -> Option<After> {
+fn heard(choices: &Choices<'_>) -> Option<After> {
+    let mut choices = choices.again();
     let seq = u64::try_from(choices.below(6)).unwrap();
     match choices.below(6) {
         0 => Some(After::Told),
@@ -650,7 +652,9 @@ fn read_write_op(choices: &mut Choices<'_>) -> Op {
             0 => Op::Cancel {
                 lock,
                 owner,
-                mode: choices.maybe(|choices| choices.of(&[Mode::Read, Mode::Write])),
+                mode: choices
+                    .again()
+                    .maybe(|choices| choices.of(&[Mode::Read, Mode::Write])),
             },
             1 => Op::Break { lock },
             2 => Op::Close {

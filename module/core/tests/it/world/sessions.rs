@@ -1,6 +1,6 @@
 //! What the driver does for sessions: EVENTS, those who wait there, and connections that close.
 
-use super::{SESSIONS, World};
+use super::{Op, SESSIONS, World};
 use crate::life::{After, Call, Epoch, Life, Name, News, TwinEvent, TwinTold, in_any_order};
 use crate::twin::Reply;
 use rlock_core::request::{Bind, Events};
@@ -8,11 +8,11 @@ use rlock_core::{Effect, Event, EventKind, LostReason, Moment, SessionId, Token,
 
 /// The options of EVENTS.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
-    pub(super) epoch: Option<Epoch>,
-    pub(super) after: Option<After>,
-    pub(super) block_ms: Option<i64>,
-    pub(super) grace_ms: i64,
+struct Asked {
+    epoch: Option<Epoch>,
+    after: Option<After>,
+    block_ms: Option<i64>,
+    grace_ms: i64,
 }
 
 /// A client that waits for events.
@@ -26,7 +26,39 @@ pub(super) struct Listening {
 }
 
 impl World {
-    pub(super) fn events(
+    pub(super) fn happen_to_sessions(&mut self, op: &Op) -> Result<(Reply, Reply), String> {
+        match *op {
+            Op::Events {
+                session,
+                client,
+                block_ms,
+                grace_ms,
+                epoch,
+                after,
+            } => {
+                let asked = Asked {
+                    epoch,
+                    after,
+                    block_ms,
+                    grace_ms,
+                };
+                self.events(session, client, asked)
+            }
+            Op::Close { client } => self.close(client),
+            // In a transaction nothing is sent, and nobody is blocked.
+            _ if self.in_multi => Ok((Reply::Nothing, Reply::Nothing)),
+            Op::Bind {
+                session,
+                client,
+                epoch,
+            } => self.bind(session, client, epoch),
+            Op::Unblock { client } => self.unblock(client),
+            Op::Deliver => self.deliver(),
+            _ => Err(format!("{op:?} is not about sessions")),
+        }
+    }
+
+    fn events(
         &mut self,
         name: Name,
         client: usize,
@@ -131,12 +163,7 @@ impl World {
         Ok((in_order, should))
     }
 
-    pub(super) fn bind(
-        &mut self,
-        name: Name,
-        client: usize,
-        epoch: Epoch,
-    ) -> Result<(Reply, Reply), String> {
+    fn bind(&mut self, name: Name, client: usize, epoch: Epoch) -> Result<(Reply, Reply), String> {
         let client_id = self.connections[client];
         if self.is_blocked(client_id) {
             return Ok((Reply::Nothing, Reply::Nothing));
@@ -170,7 +197,7 @@ impl World {
     }
 
     /// Those who were called get their events, or hear that they are no longer the ones to.
-    pub(super) fn deliver(&mut self) -> Result<(Reply, Reply), String> {
+    fn deliver(&mut self) -> Result<(Reply, Reply), String> {
         self.under_way.clear();
         let called: Vec<(usize, Call)> = self
             .listening
@@ -215,7 +242,7 @@ impl World {
     }
 
     /// CLIENT UNBLOCK, of a client that waits for events.
-    pub(super) fn unblock(&mut self, client: usize) -> Result<(Reply, Reply), String> {
+    fn unblock(&mut self, client: usize) -> Result<(Reply, Reply), String> {
         let client_id = self.connections[client];
         let waits =
             |listening: &Listening| listening.client_id == client_id && listening.called.is_none();
