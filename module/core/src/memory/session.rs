@@ -502,8 +502,8 @@ impl Sessions {
         }
     }
 
-    /// A listener was woken, but its client disconnected before it fetched: the limit of unacknowledged
-    /// events applies again.
+    /// A listener was woken, but its client disconnected before it was told: the limit of
+    /// unacknowledged events applies again.
     pub(crate) fn woken_no_more(&mut self, id: SessionId) {
         let Some(session) = self.arena.get_mut(id.0) else {
             return;

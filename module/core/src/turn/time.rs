@@ -82,8 +82,8 @@ impl Locks {
         self.end_sessions(now, effects);
     }
 
-    /// Ends sessions that left too many events unacknowledged, or whose grace is over. Stops when they
-    /// have as many holds, waiters and events as a turn may decide.
+    /// Ends sessions that left too many events unacknowledged, or whose grace is over. Stops when
+    /// they have as many holds, waiters and events as a turn may decide.
     fn end_sessions(&mut self, now: Now, effects: &mut Vec<Effect>) {
         let mut ended = 0_usize;
         while ended < DECISIONS_MAX {
