@@ -3,13 +3,13 @@
 //! it.
 //!
 //! Replies `[count, token]` when held, `[0, ttl-ms]` when not, `[-1, position, seq, life]` when
-//! queued. A free lock is taken with count 1 and a new token. If the owner holds it already, the owner re-enters,
-//! and its lease starts anew. `BLOCK` waits in the queue, first come first served; where the server
-//! cannot block the client, the reply is the same as without it. `QUEUE` waits in the same queue
-//! for a session, which gets the result from RLOCK.EVENTS. With `SESSION` the hold ends with the
-//! session. With `WANTED` the session is told once that the hold keeps another owner out. `ONCE`
-//! makes ACQUIRE idempotent: a hold is not counted again, and a waiter keeps its place in the
-//! queue. A wait that could never end is refused.
+//! queued. A free lock is taken with count 1 and a new token. If the owner holds it already, the
+//! owner re-enters, and its lease starts anew. `BLOCK` waits in the queue, first come first served;
+//! where the server cannot block the client, the reply is the same as without it. `QUEUE` waits in
+//! the same queue for a session, which gets the result from RLOCK.EVENTS. With `SESSION` the hold
+//! ends with the session. With `WANTED` the session is told once that the hold keeps another owner
+//! out. `ONCE` makes ACQUIRE idempotent: a hold is not counted again, and a waiter keeps its place
+//! in the queue. A wait that could never end is refused.
 //!
 //! `READ` and `WRITE` make it a read-write lock: any number of readers, or one writer, which may
 //! also read. Readers that come after a waiting writer queue behind it.

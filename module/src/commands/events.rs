@@ -2,8 +2,8 @@
 //! the session connection, and hear what happened to the session's waits and holds.
 //!
 //! Replies `[life, [event, ...]]`, oldest first. An event is `[seq, kind, key, owner, value, token,
-//! mode, db]`: `granted` with the token, `timeout` with the ttl-ms, `left` with 0 (the wait left the
-//! queue when the session connection closed), `lost` with `expired`, `broken`, `deleted` or
+//! mode, db]`: `granted` with the token, `timeout` with the ttl-ms, `left` with 0 (the wait left
+//! the queue when the session connection closed), `lost` with `expired`, `broken`, `deleted` or
 //! `released`, `wanted` with the number of waiters, `error` with the error that a blocked waiter
 //! would get. `token` is that of the hold that the event is about, 0 if there is none. There are no
 //! events when wait-ms is over. Without `BLOCK` the reply comes at once.

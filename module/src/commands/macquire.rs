@@ -4,9 +4,9 @@
 //!
 //! Replies `[count, token]` when held: the highest hold count, and the token of the locks that were
 //! newly taken, or the largest token if none was; `[0, ttl-ms]` when not held, with the rest of the
-//! longest lease of others; `[-1, position, seq, life]` when queued, with the largest position. Locks that the
-//! owner holds already are re-entered. The wait stands in the queue of each lock and holds nothing.
-//! It is granted when, in each queue, it is first or its owner is the holder.
+//! longest lease of others; `[-1, position, seq, life]` when queued, with the largest position.
+//! Locks that the owner holds already are re-entered. The wait stands in the queue of each lock and
+//! holds nothing. It is granted when, in each queue, it is first or its owner is the holder.
 //!
 //! Replicated as `HSET` and `PEXPIREAT` with final values. A refused MACQUIRE is not replicated.
 

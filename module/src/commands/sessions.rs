@@ -4,8 +4,8 @@
 //! `grace-ms`, `age-ms`, `listening` (1 while the session connection is open; else 0, and then
 //! `client-id` and `address` are null), `epoch` (the largest number of a session connection, null
 //! without one), `bound` (the client id of the command connection, null without one) and
-//! `unacknowledged` (how many events are not acknowledged). Holds and waits are only counted; the names of their locks
-//! are not in the reply.
+//! `unacknowledged` (how many events are not acknowledged). Holds and waits are only counted; the
+//! names of their locks are not in the reply.
 
 use crate::clock;
 use crate::ffi::{self, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};

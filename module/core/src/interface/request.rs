@@ -566,7 +566,8 @@ impl<'a> Cancel<'a> {
                 return Err(parse::unknown(word));
             }
         }
-        let mode = mode.0;
+        let is_named = mode.0.is_some();
+        let mode = is_named.then(|| mode.get(owner)).transpose()?;
         Ok(Self { key, owner, mode })
     }
 }

@@ -405,8 +405,8 @@ impl ReadHold {
     }
 }
 
-/// Whether this is the value of an owner's field in a lock of any kind: a count, a writer's hold, or
-/// permits.
+/// Whether this is the value of an owner's field in a lock of any kind: a count, a writer's hold,
+/// or permits.
 pub fn is_value_of_lock(value: &[u8]) -> bool {
     WriteHold::from_field(value).count != Count::Malformed
         || PermitsHold::from_field(value).is_some()

@@ -133,6 +133,7 @@ fn a_release_that_could_not_look_at_all_asks_for_the_rest() {
         permits: None,
         token: None,
         lease: None,
+        by: None,
     };
     let Stored::ReadWrite(mut hash) = crowd(true) else {
         unreachable!()

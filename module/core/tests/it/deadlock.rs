@@ -263,6 +263,7 @@ impl Crossing {
             permits: None,
             token: None,
             lease: None,
+            by: None,
         };
         self.decide(Command::Release(&request), place)
     }
@@ -271,6 +272,7 @@ impl Crossing {
         let request = Cancel {
             key: &place.1,
             owner,
+            mode: None,
         };
         self.decide(Command::Cancel(&request), place)
     }

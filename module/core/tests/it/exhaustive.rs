@@ -148,7 +148,11 @@ fn alphabet(owners: usize) -> Vec<Op> {
                 token,
                 session: None,
             },
-            Op::Cancel { lock, owner },
+            Op::Cancel {
+                lock,
+                owner,
+                mode: None,
+            },
         ]
     };
     let mut ops: Vec<Op> = (0..owners).flat_map(of_owner).collect();
@@ -203,6 +207,8 @@ fn alphabet_of_a_session() -> Vec<Op> {
         client,
         block_ms,
         grace_ms,
+        epoch: None,
+        after: None,
     };
     let mut ops: Vec<Op> = (0..2).flat_map(of_owner).collect();
     ops.extend([
@@ -221,7 +227,11 @@ fn alphabet_of_a_session() -> Vec<Op> {
             token,
             session: Some(session),
         },
-        Op::Cancel { lock, owner: 1 },
+        Op::Cancel {
+            lock,
+            owner: 1,
+            mode: None,
+        },
         Op::Break { lock },
         Op::Deliver,
         Op::PassDeadline { more_ms: 0 },
@@ -415,7 +425,11 @@ fn alphabet_of_several() -> Vec<Op> {
                 lease_ms: 2 * LEASE_MS,
                 session: None,
             },
-            Op::Cancel { lock: 1, owner },
+            Op::Cancel {
+                lock: 1,
+                owner,
+                mode: None,
+            },
         ]
     };
     let changed = |change, told| Op::Foreign {
@@ -458,7 +472,11 @@ fn alphabet_of_waits() -> Vec<Op> {
                     token: Named::No,
                     lease_ms: None,
                 },
-                Op::Cancel { lock, owner },
+                Op::Cancel {
+                    lock,
+                    owner,
+                    mode: None,
+                },
             ]
         })
     };

@@ -15,16 +15,16 @@
 //! 8. **The counters add up.** Every waiter that ever sat down is granted, gone, or still there.
 //! 9. **Sessions end, and their holds with them.** None outlives its grace, none keeps a listener
 //!    past its wait, no hold is on record without its session; and the timer is not later.
-//! 10. **One event each.** A queued wait ends in exactly one event, or with the connection by which
-//!     its session lives; and never is there one for a wait that was none.
+//! 10. **One event each.** A queued wait ends in exactly one event, or with its session or the
+//!     session's life; and never is there one for a wait that was none.
 //! 11. **No hold is lost without word.** What is on record is in the key, or the key is looked at
 //!     just after the end of the lease.
 //! 12. **The keys are the layout's**, as long as nobody else writes to them.
 
 use crate::keyspace::{Entry, Keyspace, Place, Value, number, timeout_key, write_hold};
-use crate::life::{HoldName, Name, News, TwinEvent, is_same};
+use crate::life::{HoldName, Name, TwinEvent, is_same};
 use crate::twin::{PermitsRequest, Tally, Twin, TwinWaiter, Waits, field_of};
-use crate::world::{LOCKS, OWNERS, place};
+use crate::world::{LOCKS, OWNERS, SESSIONS, place};
 use rlock_core::{FENCE_FIELD, LockRef, Locks, Mode, Now, Token};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +34,7 @@ pub(crate) struct Ledger {
     lines: BTreeMap<Place, Vec<Seated>>,
     highest_token: i64,
     seated: u64,
-    /// Queued waits whose event was not fetched yet.
+    /// Queued waits whose event was not told yet.
     untold: BTreeMap<(Name, Place, Vec<u8>), i64>,
 }
 
@@ -197,7 +197,7 @@ impl Ledger {
 
     /// Invariant 10.
     pub(crate) fn is_told(&mut self, name: Name, event: &TwinEvent) -> Result<(), String> {
-        if let News::Lost(_) | News::Wanted(_) = event.news {
+        if !event.ends_a_wait() {
             return Ok(());
         }
         let wait = (name, event.place.clone(), event.owner.clone());
@@ -209,7 +209,22 @@ impl Ledger {
         Ok(())
     }
 
-    /// Invariant 10: with everything fetched, only those who wait have heard nothing.
+    /// A client says that it has heard events which it was not told.
+    pub(crate) fn hears_of(&mut self, name: Name, after: Option<(i64, u64)>, twin: &Twin) {
+        let Some(session) = twin.life.sessions.get(&name) else {
+            return;
+        };
+        let after = after.filter(|(life, _)| session.life == Some(*life));
+        let heard = after.map_or(0, |(_, seq)| seq);
+        for (seq, event) in &session.events {
+            if session.told < *seq && *seq <= heard && event.ends_a_wait() {
+                let wait = (name, event.place.clone(), event.owner.clone());
+                *self.untold.entry(wait).or_default() -= 1;
+            }
+        }
+    }
+
+    /// Invariant 10: with everything told, only those who wait have heard nothing.
     pub(crate) fn all_is_told(&self, name: Name, twin: &Twin) -> Result<(), String> {
         for ((of, place, owner), untold) in &self.untold {
             let is_such = |waiter: &&TwinWaiter| {
@@ -226,14 +241,14 @@ impl Ledger {
         Ok(())
     }
 
-    /// The connection is gone, and with it the waits that had not ended by then, and the grants
-    /// that nobody fetched.
+    /// The connection is gone, and with it the waits that had not ended by then. The events that are
+    /// kept are still to be told.
     pub(crate) fn loses_its_line(&mut self, name: Name, twin: &Twin) {
         self.untold.retain(|(of, _, _), _| *of != name);
         let session = twin.life.sessions.get(&name);
-        for of in session.map_or(&[][..], |session| &session.events) {
-            let event = &of.event;
-            if !matches!(event.news, News::Lost(_) | News::Wanted(_)) {
+        for (seq, event) in session.iter().flat_map(|session| &session.events) {
+            let is_told = session.is_some_and(|session| *seq <= session.told);
+            if !is_told && event.ends_a_wait() {
                 let wait = (name, event.place.clone(), event.owner.clone());
                 *self.untold.entry(wait).or_default() += 1;
             }
@@ -365,16 +380,26 @@ pub(crate) fn is_at_rest(
 }
 
 /// Invariants 9 and 11, at any moment.
-pub(crate) fn sessions_are_true(locks: &Locks, twin: &Twin) -> Result<(), String> {
+pub(crate) fn sessions_are_true(locks: &Locks, twin: &Twin, now: Now) -> Result<(), String> {
     let (gauges, life) = (locks.gauges(), &twin.life);
     if (gauges.sessions, gauges.session_holds) != (life.sessions.len(), life.holds.len()) {
         return Err(format!("the gauges is {gauges:?}\n  should be {life:?}"));
     }
-    let unfetched: usize = life.sessions.values().map(|of| of.events.len()).sum();
-    if gauges.unfetched_events != unfetched {
-        return Err(format!(
-            "the gauges is {gauges:?}, with {unfetched} unfetched"
-        ));
+    let kept: usize = life.sessions.values().map(|of| of.events.len()).sum();
+    if gauges.unacknowledged_events != kept {
+        return Err(format!("the gauges is {gauges:?}, with {kept} kept"));
+    }
+    for view in locks.session_views(now) {
+        let name = SESSIONS.iter().position(|name| **name == *view.name);
+        let name = name.ok_or("a session that nobody began")?;
+        let session = &life.sessions[&name];
+        let holds = life.holds.values().filter(|hold| hold.session == name);
+        let should = (session.client, session.epoch, session.bound);
+        let should = (should, session.events.len(), holds.count());
+        let shown = (view.client_id, view.epoch, view.bound);
+        if (shown, view.unacknowledged, view.holds) != should {
+            return Err(format!("shown {view:?}\n  should {session:?}"));
+        }
     }
     let mut holds = life.holds.values();
     match holds.find(|hold| !life.sessions.contains_key(&hold.session)) {

@@ -1,5 +1,5 @@
 //! The naive sessions: a map from names to what belongs to them, searched from one end to the
-//! other. Their holds are of one mode each.
+//! other. Their holds are of one mode each. Events have their numbers beside them.
 
 use crate::keyspace::Place;
 use rlock_core::{Mode, Now, SessionLimits};
@@ -11,12 +11,10 @@ pub(crate) type Name = usize;
 /// What an event says.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum News {
-    Granted {
-        token: i64,
-        /// Of several locks at once, each with the token of its hold.
-        several: Vec<(Place, i64)>,
-    },
+    Granted,
     Timeout(i64),
+    /// The wait left the queue because the session connection closed.
+    Left,
     Lost(&'static str),
     Error(String),
     /// Somebody wants the lock, and so many wait.
@@ -28,6 +26,56 @@ pub(crate) struct TwinEvent {
     pub(crate) news: News,
     pub(crate) place: Place,
     pub(crate) owner: Vec<u8>,
+    pub(crate) mode: Mode,
+    /// Of the hold that it is about; none if it is about a wait.
+    pub(crate) token: Option<i64>,
+}
+
+impl TwinEvent {
+    /// Whether it tells how a wait ended.
+    pub(crate) fn ends_a_wait(&self) -> bool {
+        !matches!(self.news, News::Lost(_) | News::Wanted(_))
+    }
+}
+
+/// The answer to EVENTS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TwinTold {
+    pub(crate) life: i64,
+    /// The number of the first event, less one.
+    pub(crate) after: u64,
+    pub(crate) events: Vec<TwinEvent>,
+}
+
+/// The number that a client gives to its connection, beside the largest it gave before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Epoch {
+    Smaller,
+    Equal,
+    Larger,
+}
+
+impl Epoch {
+    pub(crate) fn number(self, known: Option<u64>) -> u64 {
+        let known = known.unwrap_or(7);
+        match self {
+            Self::Smaller => known.saturating_sub(1),
+            Self::Equal => known,
+            Self::Larger => known + 1,
+        }
+    }
+}
+
+/// The events that a client says it has heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    /// All that it was told.
+    Told,
+    /// Those of the present life up to this number. The largest is one that no event has yet, and
+    /// then they begin anew.
+    Seq(u64),
+    /// Those of another life up to this number.
+    OtherLife(u64),
 }
 
 /// What a client that listens hears before it gets its events.
@@ -43,7 +91,7 @@ pub(crate) enum Call {
 pub(crate) struct TwinSession {
     /// Who began it, by the place among the names in `world::USERS`.
     pub(crate) user: usize,
-    /// Whether somebody stopped to wait for events and has not fetched since.
+    /// Whether somebody stopped to wait for events and was not told since.
     is_woken: bool,
     /// Whose connection it lives by; none while the grace runs.
     pub(crate) client: Option<u64>,
@@ -51,17 +99,19 @@ pub(crate) struct TwinSession {
     pub(crate) grace_end: Option<i64>,
     /// Who waits for events, and until when.
     pub(crate) listener: Option<(usize, Option<i64>)>,
-    pub(crate) events: Vec<Unfetched>,
-}
-
-/// An event that nobody has fetched yet.
-#[derive(Clone, Debug)]
-pub(crate) struct Unfetched {
-    pub(crate) event: TwinEvent,
-    /// Of a grant, how the lock was granted.
-    mode: Mode,
-    /// Whether the owner has heard of it by another way.
-    is_confirmed: bool,
+    /// None if the next EVENTS begins one.
+    pub(crate) life: Option<i64>,
+    /// The largest number of a session connection.
+    pub(crate) epoch: Option<u64>,
+    /// The command connection.
+    pub(crate) bound: Option<u64>,
+    /// The largest number of a command connection.
+    pub(crate) bind_epoch: Option<u64>,
+    /// The numbers of the last event and of the last that was told.
+    pub(crate) last: u64,
+    pub(crate) told: u64,
+    /// Those that are not acknowledged, each with its number.
+    pub(crate) events: Vec<(u64, TwinEvent)>,
 }
 
 /// Which hold: the lock, the owner, how.
@@ -96,10 +146,12 @@ pub(crate) struct Life {
     pub(crate) limits: SessionLimits,
     /// What it allowed at the last EVENTS.
     events_max: Option<u32>,
-    /// Those that were found with more unfetched events than that.
+    /// Those that were found with more unacknowledged events than that.
     overflowing: BTreeSet<Name>,
-    /// Sessions that ended because of that, of whose end their clients are yet to hear.
-    pub(crate) untold_ends: BTreeSet<(u64, Name)>,
+    /// The life that began last.
+    newest: i64,
+    /// The connections that BIND has bound last, with their numbers, by user and session.
+    bindings: BTreeMap<(usize, Name), (u64, u64)>,
     pub(crate) sessions: BTreeMap<Name, TwinSession>,
     pub(crate) holds: BTreeMap<HoldName, TwinHold>,
     pub(crate) endings: Vec<TwinEnding>,
@@ -119,7 +171,8 @@ impl Default for Life {
             },
             events_max: None,
             overflowing: BTreeSet::new(),
-            untold_ends: BTreeSet::new(),
+            newest: 0,
+            bindings: BTreeMap::new(),
             sessions: BTreeMap::new(),
             holds: BTreeMap::new(),
             endings: Vec::new(),
@@ -130,27 +183,42 @@ impl Default for Life {
 }
 
 impl TwinSession {
-    /// What is there to be fetched, without the numbers that differ from history to history.
+    /// The events that are kept, without the numbers that differ from history to history.
     pub(crate) fn events_shown(
         &self,
         present: impl Fn(&Place, &[u8], Mode) -> Option<i64>,
     ) -> Vec<String> {
-        let shown = |of: &Unfetched| {
-            let Unfetched {
-                event,
+        let shown = |(seq, event): &(u64, TwinEvent)| {
+            let TwinEvent {
+                news,
+                place,
+                owner,
                 mode,
-                is_confirmed,
-            } = of;
-            let TwinEvent { news, place, owner } = event;
-            let news = match news {
-                News::Granted { token, .. } => {
-                    format!("granted {}", present(place, owner, *mode) == Some(*token))
-                }
-                news => format!("{news:?}"),
-            };
-            format!("{news} {place:?} {owner:?} {mode:?} {is_confirmed}")
+                token,
+            } = event;
+            let is_present = token.map(|token| present(place, owner, *mode) == Some(token));
+            let is_told = *seq <= self.told;
+            format!("{news:?} {place:?} {owner:?} {mode:?} {is_present:?} {is_told}")
         };
         self.events.iter().map(shown).collect()
+    }
+
+    /// The number of the last event that is dropped.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.last - u64::try_from(self.events.len()).unwrap()
+    }
+
+    fn acknowledge(&mut self, seq: u64) {
+        self.events.retain(|(of, _)| *of > seq);
+    }
+
+    /// Whether it is known which events have the numbers up to this one: none of them may change
+    /// places with a later one, unless it was told.
+    fn is_certain(&self, seq: u64) -> bool {
+        let untold = self.events.iter().filter(|(of, _)| *of > self.told);
+        let (before, after): (Vec<_>, Vec<_>) = untold.partition(|(of, _)| *of <= seq);
+        let may_change = |one: &TwinEvent| after.iter().any(|(_, of)| may_change_places(one, of));
+        !before.iter().any(|(_, one)| may_change(one))
     }
 }
 
@@ -168,7 +236,7 @@ pub(crate) fn is_same(mode: Mode, recorded: Option<i64>, present: Option<i64>) -
 impl Life {
     pub(crate) fn is_listened(&self, name: Name) -> bool {
         let session = self.sessions.get(&name);
-        session.is_some_and(|session| session.client.is_some())
+        session.is_some_and(|session| session.client.is_some() && session.life.is_some())
     }
 
     pub(crate) fn is_of_another(&self, name: Name) -> bool {
@@ -201,7 +269,30 @@ impl Life {
         self.sessions.get(&name)?.client
     }
 
-    pub(crate) fn attach(&mut self, name: Name, client: u64, grace_ms: i64) {
+    /// The numbers that this names: a life and an event.
+    pub(crate) fn moment(&self, name: Name, after: After) -> (i64, u64) {
+        let session = self.sessions.get(&name).cloned().unwrap_or_default();
+        let life = session.life.unwrap_or(self.newest);
+        match after {
+            After::Told => (life, session.told),
+            After::Seq(seq) => {
+                let seq = seq % (session.last + 2);
+                let seq = Some(seq).filter(|seq| session.is_certain(*seq));
+                (life, seq.unwrap_or(session.last))
+            }
+            After::OtherLife(seq) => (life.max(1) - 1, seq),
+        }
+    }
+
+    /// Whether it must be answered at once.
+    pub(crate) fn attach(
+        &mut self,
+        name: Name,
+        client: u64,
+        epoch: Option<u64>,
+        after: Option<(i64, u64)>,
+        grace_ms: i64,
+    ) -> bool {
         let user = self.user;
         let begun = || TwinSession {
             user,
@@ -211,9 +302,23 @@ impl Life {
         if let Some((former, _)) = session.listener.take() {
             self.called.push((former, Call::TakenOver(client)));
         }
+        session.is_woken = false;
         session.client = Some(client);
+        session.epoch = session.epoch.max(epoch);
         session.grace_ms = grace_ms;
         session.grace_end = None;
+        let knows_life = match (session.life, after) {
+            (Some(_), None) => {
+                session.acknowledge(session.told);
+                true
+            }
+            (Some(life), Some((of, seq))) if life == of => {
+                session.acknowledge(seq);
+                true
+            }
+            _ => false,
+        };
+        !knows_life || !session.events.is_empty()
     }
 
     pub(crate) fn listen(&mut self, name: Name, listener: usize, wait_ms: i64, now: Now) {
@@ -231,27 +336,58 @@ impl Life {
         }
     }
 
-    pub(crate) fn fetch(&mut self, name: Name) -> Vec<TwinEvent> {
+    /// Tells all that is not acknowledged, and begins a life if there is none.
+    pub(crate) fn take_events(&mut self, name: Name, now: Now) -> TwinTold {
         let session = self.sessions.get_mut(&name).unwrap();
         session.is_woken = false;
-        let events = std::mem::take(&mut session.events);
-        events.into_iter().map(|of| of.event).collect()
+        if session.life.is_none() {
+            self.newest = (self.newest + 1).max(now.wall_us);
+            session.life = Some(self.newest);
+            session.last = 0;
+        }
+        session.told = session.last;
+        TwinTold {
+            life: session.life.unwrap(),
+            after: session.acknowledged(),
+            events: session.events.iter().map(|(_, of)| of.clone()).collect(),
+        }
     }
 
-    pub(crate) fn tell(&mut self, name: Name, news: News, place: &Place, owner: &[u8], mode: Mode) {
+    /// What was told was told in this order.
+    pub(crate) fn are_in_order(&mut self, name: Name, events: &[TwinEvent]) {
+        let session = self.sessions.get_mut(&name).unwrap();
+        for (kept, told) in session.events.iter_mut().zip(events) {
+            kept.1 = told.clone();
+        }
+    }
+
+    /// Lives begin after those that another server has given.
+    pub(crate) fn start_lives(&mut self, guard_ms: i64, now: Now) {
+        self.newest = self.newest.max(now.wall_us + guard_ms * 1000);
+    }
+
+    /// The next EVENTS begins another life.
+    pub(crate) fn end_life(&mut self, name: Name) {
         let Some(session) = self.sessions.get_mut(&name) else {
             return;
         };
-        let event = TwinEvent {
-            news,
-            place: place.clone(),
-            owner: owner.to_vec(),
+        session.life = None;
+        session.events.clear();
+        if let Some((listener, _)) = session.listener.take() {
+            session.is_woken = true;
+            self.called.push((listener, Call::Woken));
+        }
+    }
+
+    pub(crate) fn tell(&mut self, name: Name, event: TwinEvent) {
+        let Some(session) = self.sessions.get_mut(&name) else {
+            return;
         };
-        session.events.push(Unfetched {
-            event,
-            mode,
-            is_confirmed: false,
-        });
+        if session.life.is_none() {
+            return;
+        }
+        session.last += 1;
+        session.events.push((session.last, event));
         if let Some((listener, _)) = session.listener.take() {
             self.called.push((listener, Call::Woken));
             session.is_woken = true;
@@ -261,38 +397,58 @@ impl Life {
         }
     }
 
-    /// The connection of this session is gone: the grants that nobody fetched go back, and without
-    /// a grace so does the rest.
+    /// The connection of this session is gone, and without a grace so is the rest.
     pub(crate) fn detach(&mut self, name: Name, now: Now) {
         let session = self.sessions.get_mut(&name).unwrap();
         session.client = None;
         session.listener = None;
         session.is_woken = false;
-        let (mut unfetched, mut kept) = (Vec::new(), Vec::new());
-        for of in std::mem::take(&mut session.events) {
-            match of.event.news {
-                News::Granted { token, several } if !of.is_confirmed => {
-                    let TwinEvent { place, owner, .. } = of.event;
-                    unfetched.extend(each_of(place, token, several).map(|(place, token)| {
-                        TwinEnding {
-                            hold: (place, owner.clone(), of.mode),
-                            token: Some(token),
-                            whole: false,
-                        }
-                    }));
-                }
-                _ => kept.push(of),
-            }
-        }
-        session.events = kept;
         let has_holds = self.holds.values().any(|hold| hold.session == name);
         if session.grace_ms > 0 && has_holds {
             session.grace_end = Some(now.mono_ms + session.grace_ms);
-            self.endings.extend(unfetched);
-            return;
+        } else {
+            self.end_session(name);
         }
-        self.end_with(name, unfetched);
     }
+
+    // --- The command connection ------------------------------------------------------------------
+
+    /// The largest number that BIND has named for this session.
+    pub(crate) fn bind_epoch(&self, name: Name) -> Option<u64> {
+        let session = self.sessions.get(&name);
+        let bound = self.bindings.get(&(self.user, name));
+        let bound = bound.map(|(_, epoch)| *epoch);
+        bound.max(session.and_then(|session| session.bind_epoch))
+    }
+
+    /// Whether this connection is bound to another session.
+    pub(crate) fn is_bound_to_another(&self, name: Name, client: u64) -> bool {
+        let mut bindings = self.bindings.iter();
+        bindings.any(|(of, (bound, _))| *of != (self.user, name) && *bound == client)
+    }
+
+    /// The connection that was bound before.
+    pub(crate) fn bind_connection(&mut self, name: Name, client: u64, epoch: u64) -> Option<u64> {
+        let session = self.sessions.get_mut(&name).unwrap();
+        session.bound = Some(client);
+        session.bind_epoch = Some(epoch);
+        let former = self.bindings.insert((self.user, name), (client, epoch));
+        former.map(|(of, _)| of).filter(|of| *of != client)
+    }
+
+    pub(crate) fn is_bound(&self, name: Name, client: u64) -> bool {
+        let session = self.sessions.get(&name);
+        session.is_some_and(|session| session.bound == Some(client))
+    }
+
+    pub(crate) fn unbind_connection(&mut self, client: u64) {
+        self.bindings.retain(|_, (bound, _)| *bound != client);
+        for session in self.sessions.values_mut() {
+            session.bound = session.bound.filter(|bound| *bound != client);
+        }
+    }
+
+    // --- Ends ------------------------------------------------------------------------------------
 
     /// A grant did not arrive: what it gave is to end.
     pub(crate) fn take_back(
@@ -311,12 +467,11 @@ impl Life {
         }));
     }
 
-    /// The session ends. What it reads goes first, and then what nobody fetched.
-    fn end_with(&mut self, name: Name, unfetched: Vec<TwinEnding>) {
+    /// The session ends. What it reads goes first.
+    fn end_session(&mut self, name: Name) {
         self.sessions.remove(&name);
         self.overflowing.remove(&name);
         self.end_holds(name, |mode| mode == Mode::Read);
-        self.endings.extend(unfetched);
         self.end_holds(name, |_| true);
     }
 
@@ -350,7 +505,7 @@ impl Life {
             }
         }
         for name in over {
-            self.end_with(name, Vec::new());
+            self.end_session(name);
         }
     }
 
@@ -393,23 +548,15 @@ impl Life {
         }
     }
 
-    /// The owner was told that it holds the lock: what the grant gave it there is not taken back.
-    /// Of several locks it may have held this one before, and then knows of the grant only if it
-    /// was told the count.
-    pub(crate) fn confirm(&mut self, place: &Place, owner: &[u8], mode: Mode, knows_count: bool) {
-        let sessions = self.sessions.values_mut();
-        for of in sessions.flat_map(|session| &mut session.events) {
-            if of.event.owner != owner || of.mode != mode {
-                continue;
-            }
-            match &mut of.event.news {
-                News::Granted { several, token } if !several.is_empty() => {
-                    several
-                        .retain(|(at, of_hold)| at != place || !(knows_count || of_hold == token));
-                    of.is_confirmed |= several.is_empty();
-                }
-                _ => of.is_confirmed |= of.event.place == *place,
-            }
+    /// The owner gives its last hold back on this connection: the session hears of it, unless it is
+    /// bound to that connection.
+    pub(crate) fn given_back(&mut self, of: &HoldName, by: u64) {
+        if let Some(hold) = self.holds.get(of)
+            && !self.is_bound(hold.session, by)
+        {
+            let session = hold.session;
+            let event = event_of(of, News::Lost("released"), hold.token);
+            self.tell(session, event);
         }
     }
 
@@ -439,9 +586,8 @@ impl Life {
             let is_over = hold.ends_at.is_some_and(|end| end <= now.wall_ms());
             let by_time = if is_over { "expired" } else { "deleted" };
             self.lost += 1;
-            let (place, owner, mode) = of;
             let news = News::Lost(reason.unwrap_or(by_time));
-            self.tell(hold.session, news, place, owner, *mode);
+            self.tell(hold.session, event_of(of, news, hold.token));
             self.end_without_holds();
         }
     }
@@ -457,19 +603,44 @@ fn each_of(
     several.into_iter().chain(one)
 }
 
-/// Brings events into one order whose order among themselves nobody promises: those who leave
-/// together because there is nothing left to wait for, the holders of one lock, and who is wanted
-/// there beside what happens at another.
-pub(crate) fn in_any_order(mut events: Vec<TwinEvent>) -> Vec<TwinEvent> {
-    let together = |one: &TwinEvent, next: &TwinEvent| match (&one.news, &next.news) {
+/// An event about a hold.
+pub(crate) fn event_of(of: &HoldName, news: News, token: Option<i64>) -> TwinEvent {
+    let (place, owner, mode) = of.clone();
+    TwinEvent {
+        news,
+        place,
+        owner,
+        mode,
+        token,
+    }
+}
+
+/// Whether nobody promises which of these comes first: those who leave together because there is
+/// nothing left to wait for or because their connection closed, and the holders of one lock.
+fn are_one_step(one: &TwinEvent, next: &TwinEvent) -> bool {
+    match (&one.news, &next.news) {
         (News::Error(text), News::Error(next)) => text == next,
+        (News::Left, News::Left) => true,
         (News::Lost(_), News::Lost(_)) | (News::Wanted(_), News::Wanted(_)) => {
             one.place == next.place
         }
-        (News::Wanted(_), _) | (_, News::Wanted(_)) => one.place != next.place,
         _ => false,
-    };
-    for run in events.chunk_by_mut(together) {
+    }
+}
+
+/// The same, and who is wanted beside what happens at another lock.
+fn may_change_places(one: &TwinEvent, next: &TwinEvent) -> bool {
+    let is_wanted = |of: &TwinEvent| matches!(of.news, News::Wanted(_));
+    let beside = (is_wanted(one) || is_wanted(next)) && one.place != next.place;
+    are_one_step(one, next) || beside
+}
+
+/// Brings events into one order whose order among themselves nobody promises.
+pub(crate) fn in_any_order(mut events: Vec<TwinEvent>) -> Vec<TwinEvent> {
+    for run in events.chunk_by_mut(are_one_step) {
+        run.sort();
+    }
+    for run in events.chunk_by_mut(may_change_places) {
         run.sort();
     }
     events

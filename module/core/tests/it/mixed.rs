@@ -7,8 +7,8 @@
 use crate::foreign::Change;
 use crate::keyspace::Reading;
 use crate::model::{
-    acquire, acquire_several, clock_step, events, lease, lock, owner, release, release_several,
-    renew, renew_several,
+    acquire, acquire_several, bind, cancel, clock_step, events, lease, lock, release,
+    release_several, renew, renew_several,
 };
 use crate::read_write::model::{by_hand, by_redisson, foreign, tick_or_interrupt};
 use crate::twin::Waits;
@@ -36,8 +36,9 @@ fn ours() -> impl Strategy<Value = Op> {
         2 => release_several(),
         1 => renew_several(),
         3 => events(),
+        1 => bind(),
         2 => (0usize..3).prop_map(|client| Op::Close { client }),
-        1 => (lock(), owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
+        1 => cancel(lock()),
         1 => lock().prop_map(|lock| Op::Break { lock }),
         3 => (0i64..60).prop_map(|ms| Op::Pass { ms }),
         1 => (800i64..2600).prop_map(|ms| Op::Pass { ms }),

@@ -5,7 +5,7 @@
 
 use crate::foreign::Change;
 use crate::keyspace::Reading;
-use crate::life::Name;
+use crate::life::{After, Epoch, Name};
 use crate::twin::Waits;
 use crate::world::{Interruption, LOCKS, Named, OWNERS, Op, SESSIONS, TOGETHER, USERS, replay};
 use proptest::prelude::*;
@@ -120,17 +120,54 @@ fn client() -> impl Strategy<Value = usize> {
     0usize..3
 }
 
+fn epoch() -> impl Strategy<Value = Epoch> {
+    prop_oneof![1 => Just(Epoch::Smaller), 2 => Just(Epoch::Equal), 4 => Just(Epoch::Larger)]
+}
+
+/// The events that a client says it has heard.
+fn heard() -> impl Strategy<Value = Option<After>> {
+    prop_oneof![
+        4 => Just(None),
+        2 => Just(Some(After::Told)),
+        4 => (0u64..6).prop_map(|seq| Some(After::Seq(seq))),
+        1 => (0u64..6).prop_map(|seq| Some(After::OtherLife(seq))),
+    ]
+}
+
 pub(crate) fn events() -> impl Strategy<Value = Op> {
     let block = prop_oneof![1 => Just(None), 2 => wait().prop_map(Some)];
     let grace = prop_oneof![1 => Just(0), 2 => Just(30), 1 => Just(3000)];
-    (session(), client(), block, grace).prop_map(|(session, client, block_ms, grace_ms)| {
-        Op::Events {
+    let epoch = proptest::option::weighted(0.2, epoch());
+    let asked = (session(), client(), block, grace, epoch, heard());
+    asked.prop_map(
+        |(session, client, block_ms, grace_ms, epoch, after)| Op::Events {
             session,
             client,
             block_ms,
             grace_ms,
-        }
-    })
+            epoch,
+            after,
+        },
+    )
+}
+
+pub(crate) fn cancel(lock: impl Strategy<Value = usize>) -> impl Strategy<Value = Op> {
+    let modes = vec![Mode::Plain, Mode::Read, Mode::Write];
+    let mode = proptest::option::weighted(0.5, proptest::sample::select(modes));
+    (lock, owner(), mode).prop_map(|(lock, owner, mode)| Op::Cancel { lock, owner, mode })
+}
+
+/// BIND, and the connection by which holds are given back.
+pub(crate) fn bind() -> impl Strategy<Value = Op> {
+    let asked = (session(), client(), epoch());
+    prop_oneof![
+        2 => asked.prop_map(|(session, client, epoch)| Op::Bind {
+            session,
+            client,
+            epoch,
+        }),
+        1 => proptest::option::weighted(0.8, client()).prop_map(|client| Op::By { client }),
+    ]
 }
 
 pub(crate) fn release(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = Op> {
@@ -225,16 +262,23 @@ fn of_sessions() -> impl Strategy<Value = Op> {
         session,
     });
     let listen = (0..SESSIONS.len(), 0usize..2, proptest::option::of(wait()));
-    let listen = (listen, prop_oneof![Just(0i64), Just(20)]);
-    let events = listen.prop_map(|((session, client, block_ms), grace_ms)| Op::Events {
-        session,
-        client,
-        block_ms,
-        grace_ms,
-    });
+    let epoch = proptest::option::weighted(0.2, epoch());
+    let listen = (listen, prop_oneof![Just(0i64), Just(20)], epoch, heard());
+    let events =
+        listen.prop_map(
+            |((session, client, block_ms), grace_ms, epoch, after)| Op::Events {
+                session,
+                client,
+                block_ms,
+                grace_ms,
+                epoch,
+                after,
+            },
+        );
     prop_oneof![
         8 => acquire,
-        5 => events,
+        6 => events,
+        2 => bind(),
         4 => release(Just(Mode::Plain)),
         3 => renew,
         3 => (0usize..2).prop_map(|client| Op::Close { client }),
@@ -242,7 +286,7 @@ fn of_sessions() -> impl Strategy<Value = Op> {
         2 => who_and_how_many(),
         1 => (0usize..4).prop_map(|client| Op::Disconnect { client }),
         1 => (0usize..2).prop_map(|client| Op::Unblock { client }),
-        1 => (lock(), owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
+        1 => cancel(lock()),
         1 => lock().prop_map(|lock| Op::Break { lock }),
         1 => (lock(), change()).prop_map(|(lock, change)| Op::Foreign {
             lock,
@@ -273,6 +317,8 @@ fn history_of_sessions() -> impl Strategy<Value = Vec<Op>> {
             client: session,
             block_ms: None,
             grace_ms: 20,
+            epoch: None,
+            after: None,
         };
         [events(0), events(1)].into_iter().chain(ops).collect()
     })
@@ -351,9 +397,10 @@ fn of_several() -> impl Strategy<Value = Op> {
         5 => release_several(),
         6 => release,
         2 => renew_several(),
-        2 => (lock(), owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
+        2 => cancel(lock()),
         1 => lock().prop_map(|lock| Op::Break { lock }),
         2 => events(),
+        1 => bind(),
         1 => client().prop_map(|client| Op::Close { client }),
         2 => (0usize..6).prop_map(|client| Op::Disconnect { client }),
         1 => Just(Op::Deliver),
@@ -451,7 +498,7 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
         1 => (1usize..4).prop_map(|decisions| Op::Tick { decisions }),
         1 => (0usize..3).prop_map(|decisions| Op::ShortTurn { decisions }),
         1 => (0usize..2).prop_map(|lock| Op::Break { lock }),
-        1 => (0usize..2, owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
+        1 => cancel(0usize..2),
         1 => Just(Op::SwapDatabases),
         1 => (0usize..2, change()).prop_map(|(lock, change)| touched(lock, change)),
         // Queue and holds of the lock are looked at, and nothing else has changed.
@@ -564,6 +611,8 @@ fn listens_without_grace(session: Name) -> Op {
         client: session,
         block_ms: None,
         grace_ms: 0,
+        epoch: None,
+        after: None,
     }
 }
 
@@ -593,7 +642,8 @@ pub(crate) fn clock_step() -> impl Strategy<Value = i64> {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         12 => acquire(Just(Mode::Plain)),
-        7 => events(),
+        8 => events(),
+        2 => bind(),
         3 => client().prop_map(|client| Op::Close { client }),
         1 => client().prop_map(|client| Op::Unblock { client }),
         6 => release(Just(Mode::Plain)),
@@ -601,7 +651,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => acquire_several(),
         1 => release_several(),
         1 => renew_several(),
-        2 => (lock(), owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
+        2 => cancel(lock()),
         1 => lock().prop_map(|lock| Op::Break { lock }),
         3 => (0i64..70).prop_map(|ms| Op::Pass { ms }),
         1 => (800i64..2600).prop_map(|ms| Op::Pass { ms }),
@@ -691,6 +741,8 @@ fn history_of_asking() -> impl Strategy<Value = Vec<Op>> {
             client: session,
             block_ms: None,
             grace_ms: 20,
+            epoch: None,
+            after: None,
         };
         [listens(0), listens(1), Op::AskIfWanted { asks: true }]
             .into_iter()
@@ -869,6 +921,8 @@ fn listens(session: Name) -> Op {
         client: session,
         block_ms: None,
         grace_ms: 20,
+        epoch: None,
+        after: None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use rlock_core::request::{
-    Acquire, Cancel, Events, KeyOnly, Limit, List, MultiAcquire, MultiRelease, MultiRenew,
+    Acquire, Bind, Cancel, Events, KeyOnly, Limit, List, MultiAcquire, MultiRelease, MultiRenew,
     NamedKey, Release, Renew,
 };
 use rlock_core::{
@@ -16,6 +16,9 @@ pub(crate) const TOKEN: &str = "ERR token must be an integer from 1 to 922337203
 pub(crate) const MATCH_LENGTH: &str = "ERR pattern must have at most 1024 bytes";
 pub(crate) const COUNT: &str = "ERR COUNT must be an integer from 1 to 9007199254740991";
 pub(crate) const GRACE: &str = "ERR grace-ms must be an integer from 0 to 3600000";
+pub(crate) const EPOCH: &str = "ERR EPOCH must be an integer from 0 to 9007199254740991";
+pub(crate) const AFTER: &str = "ERR AFTER must be a life and the number of an event, \
+                                integers from 0 to 9007199254740991";
 pub(crate) const SESSION_LENGTH: &str = "ERR session must have 1 to 1024 bytes";
 pub(crate) const EITHER: &str = "ERR option 'QUEUE' cannot be combined with 'BLOCK'";
 pub(crate) const ALONE: &str = "ERR option 'QUEUE' needs 'SESSION'";
@@ -37,9 +40,9 @@ pub(crate) const KEY_COUNT: &str =
 pub(crate) const ARITY: &str = "ERR wrong number of arguments";
 
 /// The words of all options.
-const WORDS: [&str; 12] = [
+const WORDS: [&str; 14] = [
     "BLOCK", "once", "TOKEN", "LEASE", "MATCH", "COUNT", "queue", "SESSION", "GRACE", "READ",
-    "write", "2",
+    "write", "2", "EPOCH", "after",
 ];
 
 /// The arguments of a table's line: words between blanks.
@@ -107,7 +110,9 @@ fn release(args: &[&[u8]]) -> String {
             permits,
             token,
             lease,
+            by,
         } = release;
+        assert_eq!(by, None, "no argument");
         let token = token.map(Token::get);
         let (key, owner) = (key.escape_ascii(), owner.escape_ascii());
         let mode = in_words(mode);
@@ -162,7 +167,8 @@ fn acquire_several(args: &[&[u8]]) -> String {
 
 fn release_several(args: &[&[u8]]) -> String {
     shown(MultiRelease::parse(args.iter().copied()), |release| {
-        let MultiRelease { owner, keys } = release;
+        let MultiRelease { owner, keys, by } = release;
+        assert_eq!(by, None, "no argument");
         format!("{} {}", owner.escape_ascii(), in_places(&keys))
     })
 }
@@ -185,20 +191,31 @@ fn events(args: &[&[u8]]) -> String {
     shown(Events::parse(args.iter().copied()), |events| {
         let Events {
             session,
+            epoch,
+            after,
             block,
             grace_ms,
         } = events;
-        format!("{} {block:?} {grace_ms}", session.name.escape_ascii())
+        let epoch = epoch.map_or(String::new(), |epoch| format!(" epoch {epoch}"));
+        let after = after.map_or(String::new(), |after| {
+            format!(" after {} of {}", after.seq, after.life)
+        });
+        let name = session.name.escape_ascii();
+        format!("{name}{epoch}{after} {block:?} {grace_ms}")
+    })
+}
+
+fn bind(args: &[&[u8]]) -> String {
+    shown(Bind::parse(args.iter().copied()), |bind| {
+        format!("{} {}", bind.session.name.escape_ascii(), bind.epoch)
     })
 }
 
 fn cancel(args: &[&[u8]]) -> String {
     shown(Cancel::parse(args.iter().copied()), |cancel| {
-        format!(
-            "{} {}",
-            cancel.key.escape_ascii(),
-            cancel.owner.escape_ascii()
-        )
+        let Cancel { key, owner, mode } = cancel;
+        let mode = mode.map_or(String::new(), |mode| format!(" {mode:?}"));
+        format!("{} {}{mode}", key.escape_ascii(), owner.escape_ascii())
     })
 }
 
@@ -476,7 +493,6 @@ fn release_and_renew_read_how_the_lock_is_held() {
             ("k o:write 5 WRITE", WRITER),
         ],
     );
-    assert_eq!(cancel(&words("k o READ")), ARITY);
     assert_eq!(key_only(&words("k READ")), ARITY);
     assert_eq!(list(&words("READ")), "ERR unknown option 'READ'");
     assert_eq!(events(&words("s WRITE")), "ERR unknown option 'WRITE'");
@@ -613,8 +629,57 @@ fn the_others_read_their_arguments() {
             ("k o", "k o"),
             ("k", ARITY),
             ("", ARITY),
-            ("k o x", ARITY),
+            ("k o x", "ERR unknown option 'x'"),
             ("k fence", RESERVED),
+            ("k o read", "k o Read"),
+            ("k o WRITE", "k o Write"),
+            ("k o permits", "k o Permits"),
+            ("k o PERMITS 1", "ERR unknown option '1'"),
+            ("k o READ WRITE", EITHER_MODE),
+            ("k o READ PERMITS", PERMITS_ALONE),
+            ("k o READ read", "ERR option 'read' is given twice"),
+            ("k o:write", "k o:write"),
+            ("k o:write READ", WRITER),
+        ],
+    );
+    check(key_only, &[("k", "k"), ("", ARITY), ("k o", ARITY)]);
+    check(
+        list,
+        &[
+            ("", "None None"),
+            ("MATCH a* COUNT 3", "Some(\"a*\") Some(3)"),
+            (
+                "count 9007199254740991 match MATCH",
+                "Some(\"MATCH\") Some(9007199254740991)",
+            ),
+            ("MATCH", "ERR option 'MATCH' needs a value"),
+            ("MATCH a MATCH b", "ERR option 'MATCH' is given twice"),
+            ("COUNT", "ERR option 'COUNT' needs a value"),
+            ("COUNT 0", COUNT),
+            ("COUNT -1", COUNT),
+            ("COUNT many", COUNT),
+            ("COUNT 9007199254740992", COUNT),
+            ("COUNT 1 COUNT 1", "ERR option 'COUNT' is given twice"),
+            ("k", "ERR unknown option 'k'"),
+        ],
+    );
+}
+
+#[test]
+fn the_commands_of_sessions_read_their_arguments() {
+    check(
+        bind,
+        &[
+            ("s EPOCH 0", "s 0"),
+            ("EPOCH epoch 9007199254740991", "EPOCH 9007199254740991"),
+            ("", ARITY),
+            ("s", ARITY),
+            ("s 1", "ERR unknown option '1'"),
+            ("s EPOCH", "ERR option 'EPOCH' needs a value"),
+            ("s EPOCH -1", EPOCH),
+            ("s EPOCH 9007199254740992", EPOCH),
+            ("s EPOCH 1 EPOCH 2", "ERR unknown option 'EPOCH'"),
+            ("s GRACE 1", "ERR unknown option 'GRACE'"),
         ],
     );
     check(
@@ -638,27 +703,22 @@ fn the_others_read_their_arguments() {
             ("s GRACE 9007199254740991", GRACE),
             ("s GRACE 1 grace 1", "ERR option 'grace' is given twice"),
             ("s t", "ERR unknown option 't'"),
-        ],
-    );
-    check(key_only, &[("k", "k"), ("", ARITY), ("k o", ARITY)]);
-    check(
-        list,
-        &[
-            ("", "None None"),
-            ("MATCH a* COUNT 3", "Some(\"a*\") Some(3)"),
+            ("s EPOCH 0", "s epoch 0 None 0"),
             (
-                "count 9007199254740991 match MATCH",
-                "Some(\"MATCH\") Some(9007199254740991)",
+                "s grace 7 after 5 0 epoch 2 block 1",
+                "s epoch 2 after 0 of 5 Some(Wait(1)) 7",
             ),
-            ("MATCH", "ERR option 'MATCH' needs a value"),
-            ("MATCH a MATCH b", "ERR option 'MATCH' is given twice"),
-            ("COUNT", "ERR option 'COUNT' needs a value"),
-            ("COUNT 0", COUNT),
-            ("COUNT -1", COUNT),
-            ("COUNT many", COUNT),
-            ("COUNT 9007199254740992", COUNT),
-            ("COUNT 1 COUNT 1", "ERR option 'COUNT' is given twice"),
-            ("k", "ERR unknown option 'k'"),
+            ("s EPOCH -1", EPOCH),
+            ("s EPOCH 9007199254740992", EPOCH),
+            ("s EPOCH 1 EPOCH 1", "ERR option 'EPOCH' is given twice"),
+            ("s AFTER", "ERR option 'AFTER' needs a value"),
+            ("s AFTER 1", "ERR option 'AFTER' needs a value"),
+            ("s AFTER 1 x", AFTER),
+            ("s AFTER -1 0", AFTER),
+            ("s AFTER 1 -1", AFTER),
+            ("s AFTER 9007199254740992 1", AFTER),
+            ("s AFTER 1 9007199254740992", AFTER),
+            ("s AFTER 1 2 AFTER 1 2", "ERR option 'AFTER' is given twice"),
         ],
     );
 }
@@ -719,6 +779,7 @@ fn hostile_sessions_and_numbers_are_answered() {
             Acquire::parse(args.into_iter()).map(|request| request.session),
             Renew::parse(args.into_iter()).map(|request| request.session),
             Events::parse([session].into_iter()).map(|request| Some(request.session)),
+            Bind::parse([session, b"EPOCH", b"1"].into_iter()).map(|of| Some(of.session)),
             MultiAcquire::parse(several.into_iter()).map(|request| request.session),
             MultiRenew::parse(several.into_iter()).map(|request| request.session),
         ];
@@ -745,6 +806,10 @@ fn hostile_sessions_and_numbers_are_answered() {
         assert_eq!(release(&[b"k", b"o", b"TOKEN", number]), TOKEN);
         assert_eq!(events(&[b"s", b"BLOCK", number]), WAIT);
         assert_eq!(events(&[b"s", b"GRACE", number]), GRACE);
+        assert_eq!(events(&[b"s", b"EPOCH", number]), EPOCH);
+        assert_eq!(events(&[b"s", b"AFTER", number, b"1"]), AFTER);
+        assert_eq!(events(&[b"s", b"AFTER", b"1", number]), AFTER);
+        assert_eq!(bind(&[b"s", b"EPOCH", number]), EPOCH);
         assert_eq!(list(&[b"COUNT", number]), COUNT);
         assert_eq!(acquire_several(&[b"o", b"1", number, b"k"]), KEY_COUNT);
         assert_eq!(release_several(&[b"o", number, b"k"]), KEY_COUNT);
@@ -785,7 +850,7 @@ fn a_hundred_arguments_are_read_to_the_first_wrong_one() {
     assert_eq!(release(&args), "ERR unknown option '5'");
     assert_eq!(renew(&args), "ERR unknown option '5'");
     assert_eq!(events(&args), "ERR unknown option '5'");
-    assert_eq!(cancel(&args), ARITY);
+    assert_eq!(cancel(&args), "ERR unknown option '5'");
     assert_eq!(key_only(&args), ARITY);
     assert_eq!(list(&args), "ERR unknown option '5'");
 }
@@ -992,6 +1057,23 @@ fn refusals_of_sessions_begin_with_a_code_word_too() {
             CommandError::TakenOver(7),
             "TAKENOVER the connection that listens to this session now is 7",
         ),
+        (
+            CommandError::Stale(7),
+            "STALE a later connection has named EPOCH 7 for this session",
+        ),
+        (
+            CommandError::CannotBind,
+            "ERR RLOCK.BIND needs a connection of its own, so not here within MULTI or another call",
+        ),
+        (
+            CommandError::BoundToAnother,
+            "ERR this connection is bound to another session already",
+        ),
+        (
+            CommandError::CannotClose,
+            "ERR RLOCK.BIND cannot close the connection that was bound before, since this server's \
+             command CLIENT is renamed",
+        ),
     ];
     for (refusal, text) in table {
         assert_eq!(refusal.to_string(), text);
@@ -1078,6 +1160,7 @@ proptest! {
             key_only,
             list,
             events,
+            bind,
         ] {
             let text = parse(&args);
             prop_assert!(text.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{}", text);

@@ -389,7 +389,9 @@ fn sessions(locks: &mut Locks, number: usize, command: &str) -> Vec<rlock_core::
         let request = Events::parse(words(&request)).unwrap();
         let client_id = u64::try_from(client).unwrap() + 1;
         let session = locks.attach(&request, client_id, limits, START, &mut Vec::new());
-        session.unwrap()
+        let session = session.unwrap().session;
+        locks.take_events(session, START).unwrap();
+        session
     };
     (0..number).map(begin).collect()
 }

@@ -3,9 +3,13 @@
 
 use crate::foreign::Change;
 use crate::keyspace::Reading;
-use crate::twin::Waits;
+use crate::life::{After, Epoch, News, TwinTold};
+use crate::twin::{Reply, Waits};
 use crate::world::{Named, OWNERS, Op, World, place, replay_to};
 use rlock_core::Mode;
+
+mod bound;
+mod lives;
 
 const A: usize = 0;
 const B: usize = 1;
@@ -18,6 +22,8 @@ fn listens(block_ms: Option<i64>, grace_ms: i64) -> Op {
         client: 0,
         block_ms,
         grace_ms,
+        epoch: None,
+        after: None,
     }
 }
 
@@ -78,6 +84,39 @@ fn allows(sessions: u32, events: u32) -> Op {
     }
 }
 
+/// EVENTS for the first session, from this connection.
+fn asks(client: usize, epoch: Option<Epoch>, after: Option<After>) -> Op {
+    Op::Events {
+        session: 0,
+        client,
+        block_ms: None,
+        grace_ms: 50,
+        epoch,
+        after,
+    }
+}
+
+fn does(world: &mut World, op: &Op) -> Reply {
+    world.step(op).unwrap_or_else(|wrong| panic!("{wrong}"))
+}
+
+fn told(world: &mut World, op: &Op) -> TwinTold {
+    match does(world, op) {
+        Reply::Events(mut told) => told.remove(0),
+        other => panic!("{op:?}: {other:?}"),
+    }
+}
+
+/// What the first session is told by this connection, and since which number.
+fn hears(world: &mut World, client: usize, heard: Option<After>) -> (u64, Vec<News>) {
+    let told = told(world, &asks(client, None, heard));
+    (told.after, news(told))
+}
+
+fn news(told: TwinTold) -> Vec<News> {
+    told.events.into_iter().map(|event| event.news).collect()
+}
+
 fn after(history: &[Op]) -> World {
     replay_to(history, Reading::All).unwrap_or_else(|wrong| panic!("{wrong}"))
 }
@@ -101,7 +140,7 @@ fn two_events() -> Vec<Op> {
 }
 
 #[test]
-fn a_session_with_too_many_unfetched_events_ends() {
+fn a_session_with_too_many_unacknowledged_events_ends() {
     let story = [&[allows(2, 2), listens(None, 0)], &two_events()[..]].concat();
     let world = after(&story);
     assert_eq!(
@@ -110,8 +149,8 @@ fn a_session_with_too_many_unfetched_events_ends() {
         "three events are too many"
     );
     assert_eq!(world.counters().sessions_overflowed, 1);
-    assert_eq!(holders(&world, 0), [[]; 0], "the grant was taken back");
-    assert_eq!(holders(&world, 2), [[]; 0], "and so was the other");
+    assert_eq!(holders(&world, 0), [[]; 0], "its holds ended with it");
+    assert_eq!(holders(&world, 2), [[]; 0], "and so did the other");
 
     let story = [&[allows(2, 3), listens(None, 0)], &two_events()[..]].concat();
     let world = after(&story);
@@ -124,52 +163,53 @@ fn a_session_with_too_many_unfetched_events_ends() {
 }
 
 #[test]
-fn a_session_that_ends_so_leaves_its_holds_to_their_grace() {
+fn an_overflow_begins_another_life_and_leaves_the_holds_to_their_grace() {
     let story = [
         &[allows(2, 2), listens(None, 50), takes_for_session(C, 3)],
         &two_events()[..],
     ]
     .concat();
-    let world = after(&story);
+    let mut world = after(&story);
     assert_eq!(world.twin.life.client_of(0), None, "as if it had closed");
-    assert_eq!(holders(&world, 3), [OWNERS[C]]);
-
-    let told = [&story[..], &[listens(None, 50)]].concat();
-    let world = after(&told);
-    assert_eq!(world.twin.life.client_of(0), None, "it hears of the end");
-    let back = [&told[..], &[listens(None, 50), Op::Pass { ms: 60 }]].concat();
-    let world = after(&back);
-    assert!(
-        world.twin.life.client_of(0).is_some(),
-        "the same connection"
-    );
+    for (lock, owner) in [(0, A), (2, B), (3, C)] {
+        assert_eq!(holders(&world, lock), [OWNERS[owner]]);
+    }
+    let of_before = told(&mut after(&story[..2]), &listens(None, 50)).life;
+    let anew = told(&mut world, &listens(None, 50));
+    assert!(anew.life > of_before, "{anew:?} after {of_before}");
+    assert_eq!((anew.after, anew.events), (0, Vec::new()));
+    does(&mut world, &Op::Pass { ms: 60 });
     assert_eq!(holders(&world, 3), [OWNERS[C]]);
 
     let world = after(&[&story[..], &[Op::Pass { ms: 50 }]].concat());
-    assert_eq!(holders(&world, 3), [[]; 0], "the grace is over");
+    for lock in [0, 2, 3] {
+        assert_eq!(holders(&world, lock), [[]; 0], "the grace is over");
+    }
 }
 
 /// All that happens before the one who listens can fetch it is one batch, however large.
 #[test]
 fn a_session_whose_listener_is_about_to_fetch_goes_on() {
     let story = [
-        &[allows(2, 1), takes_for_session(C, 3), listens(Some(0), 0)],
+        &[allows(2, 1), listens(None, 0), takes_for_session(C, 3)][..],
+        &[listens(Some(0), 0)],
         &two_events()[..],
     ]
     .concat();
     let world = after(&story);
     assert_eq!(world.counters().sessions_overflowed, 0);
     let world = after(&[&story[..], &[Op::Deliver]].concat());
-    assert_eq!(world.twin.life.sessions[&0].events.len(), 0);
+    let session = &world.twin.life.sessions[&0];
+    assert_eq!((session.last, session.told), (3, 3));
     assert_eq!(world.counters().sessions_overflowed, 0);
 }
 
 #[test]
-fn events_that_were_fetched_in_time_are_not_too_many() {
+fn events_that_were_acknowledged_in_time_are_not_too_many() {
     let in_one_step = [
         &[allows(2, 1), listens(None, 0), Op::Multi],
         &two_events()[..],
-        &[listens(None, 0), Op::Exec],
+        &[listens(None, 0), listens(None, 0), Op::Exec],
     ];
     let world = after(&in_one_step.concat());
     assert_eq!(world.counters().sessions_overflowed, 0);
@@ -183,6 +223,8 @@ fn no_more_sessions_begin_than_are_allowed() {
         client,
         block_ms: None,
         grace_ms: 0,
+        epoch: None,
+        after: None,
     };
     let full = [allows(1, 9), listens(None, 0), other(1)];
     assert_eq!(after(&full).twin.life.sessions.len(), 1);
@@ -213,6 +255,8 @@ fn a_session_is_its_users_alone() {
             client: 1,
             block_ms: None,
             grace_ms: 0,
+            epoch: None,
+            after: None,
         },
         takes_for_session(C, 2),
         queues(C, 0),
@@ -339,6 +383,8 @@ fn a_session_without_connection_ends_with_its_last_hold() {
         client: 1,
         block_ms: None,
         grace_ms: 0,
+        epoch: None,
+        after: None,
     };
     let detached = [
         listens(None, 3_600_000),

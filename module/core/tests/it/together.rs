@@ -84,6 +84,8 @@ fn listen(session: usize, grace_ms: i64) -> Op {
         client: session,
         block_ms: None,
         grace_ms,
+        epoch: None,
+        after: None,
     }
 }
 
@@ -146,6 +148,29 @@ fn all_or_none() {
     ends_with(&story, [(&[A], &[]), (&[], &[])]);
     let story = [take(B, 1), take_all(B, &[0, 1]), release(B, 1)];
     ends_with(&story, [(&[B], &[]), (&[B], &[])]);
+}
+
+/// The answer to a command that was sent twice names the token of each.
+#[test]
+fn once_gives_all_the_token_of_those_that_it_takes() {
+    let once = Op::MultiAcquire {
+        locks: vec![0, 1],
+        owner: A,
+        lease_ms: INTEGER_MAX,
+        waits: Waits::No,
+        session: None,
+        once: true,
+    };
+    let tokens = |history: &[Op]| {
+        let world = replay_to(history, Reading::All).unwrap_or_else(|wrong| panic!("{wrong}"));
+        [0, 1].map(|lock| world.twin.token(&place(lock), OWNERS[A], Mode::Plain))
+    };
+    let [before, none] = tokens(&[take(A, 0)]);
+    assert_eq!(none, None);
+    let [first, second] = tokens(&[take(A, 0), once.clone()]);
+    assert!(first > before && first == second, "{first:?}, {second:?}");
+    let again = tokens(&[take(A, 0), once.clone(), once]);
+    assert_eq!(again, [first, second], "nothing was taken");
 }
 
 #[test]
@@ -221,8 +246,16 @@ fn a_wait_ends_in_all_lines_at_once() {
     let held = [take(A, 0), wait_for_all(B, &[0, 1]), wait(C, 1)];
     let gone: [(&[usize], &[usize]); 2] = [(&[A], &[]), (&[C], &[])];
     for end in [
-        Op::Cancel { lock: 0, owner: B },
-        Op::Cancel { lock: 1, owner: B },
+        Op::Cancel {
+            lock: 0,
+            owner: B,
+            mode: None,
+        },
+        Op::Cancel {
+            lock: 1,
+            owner: B,
+            mode: None,
+        },
         Op::Disconnect { client: 0 },
     ] {
         ends_with(&[&held[..], &[end]].concat(), gone);
@@ -280,7 +313,7 @@ fn a_wait_ends_in_all_lines_at_once() {
 }
 
 #[test]
-fn a_grant_that_nobody_hears_of_is_taken_back_at_all_locks() {
+fn a_grant_that_does_not_arrive_is_taken_back_at_all_locks() {
     let held = [
         take(A, 0),
         wait_for_all(B, &[0, 1]),
@@ -289,30 +322,24 @@ fn a_grant_that_nobody_hears_of_is_taken_back_at_all_locks() {
     ];
     let story = [&held[..], &[Op::Disconnect { client: 1 }]].concat();
     ends_with(&story, [(&[], &[]), (&[C], &[])]);
-    let queued = [
-        listen(0, 3000),
-        take(A, 0),
-        queue_for_all(B, &[0, 1], false),
-        wait(C, 1),
-        release(A, 0),
-    ];
-    let closed = Op::Close { client: 0 };
-    let story = [&queued[..], std::slice::from_ref(&closed)].concat();
-    ends_with(&story, [(&[], &[]), (&[C], &[])]);
-    // But for those of which its owner has heard by another way.
-    let renew = |locks| Op::MultiRenew {
-        locks,
-        owner: B,
-        lease_ms: INTEGER_MAX,
-        session: None,
+}
+
+#[test]
+fn a_grant_to_a_session_is_held_at_all_locks_until_its_grace_is_over() {
+    let granted = |grace_ms| {
+        [
+            listen(0, grace_ms),
+            take(A, 0),
+            queue_for_all(B, &[0, 1], false),
+            wait(C, 1),
+            release(A, 0),
+            Op::Close { client: 0 },
+        ]
     };
-    let story = [&queued[..], &[renew(vec![1]), closed.clone()]].concat();
-    ends_with(&story, [(&[], &[]), (&[B], &[C])]);
-    let story = [&queued[..], &[renew(vec![0, 1]), closed.clone()]].concat();
-    ends_with(&story, [(&[B], &[]), (&[B], &[C])]);
-    // Without a grace all of it ends with the session.
-    let heard = [&queued[..], &[listen(0, 0), closed]].concat();
-    ends_with(&heard, [(&[], &[]), (&[C], &[])]);
+    ends_with(&granted(3000), [(&[B], &[]), (&[B], &[C])]);
+    let over = [&granted(3000)[..], &[Op::Pass { ms: 3000 }]].concat();
+    ends_with(&over, [(&[], &[]), (&[C], &[])]);
+    ends_with(&granted(0), [(&[], &[]), (&[C], &[])]);
 }
 
 /// Were the one freed first while its owner still counts as the holder of the other, the wait would
@@ -376,7 +403,11 @@ fn a_circle_is_refused() {
     let story = [take(A, 0), take(C, 3), wait(B, 0), wait_for_all(A, &[0, 3])];
     ends_with(&story, [(&[A], &[B, A]), (&[], &[])]);
     // A wait that has left is no reason either.
-    let left = Op::Cancel { lock: 1, owner: A };
+    let left = Op::Cancel {
+        lock: 1,
+        owner: A,
+        mode: None,
+    };
     let story = [
         take(A, 0),
         take(B, 1),

@@ -8,7 +8,7 @@ use crate::circles::{Graph, Standing};
 use crate::keyspace::{
     Keyspace, Place, Reader, Value, number, timeout_key, write_hold, writer_field,
 };
-use crate::life::{HoldName, Life, Name, News, TwinEnding, TwinEvent, is_same};
+use crate::life::{HoldName, Life, Name, News, TwinEnding, TwinTold, event_of, is_same};
 use rlock_core::{INTEGER_MAX, Kind, Mode, NEVER, Now};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,6 +23,7 @@ const MALFORMED: &str = "ERR hold count of this owner is not an integer from 1 t
                          it was written by somebody else";
 const NO_SESSION: &str =
     "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first";
+const BOUND_TO_ANOTHER: &str = "ERR this connection is bound to another session already";
 const NOT_THEIRS: &str = "NOPERM this session belongs to another ACL user, who began it";
 const DEMOTED: &str = "UNBLOCKED force unblock from blocking operation, \
                        instance state changed (master -> replica?)";
@@ -46,7 +47,13 @@ pub(crate) enum Reply {
     },
     /// The wait could never end.
     Deadlock,
-    Events(Vec<TwinEvent>),
+    /// Of each session that was told something.
+    Events(Vec<TwinTold>),
+    /// BIND: the session's life, and the connection that was bound before.
+    Bound {
+        life: i64,
+        former: Option<u64>,
+    },
     Number(i64),
     Null,
     Refused(String),
@@ -149,6 +156,8 @@ pub(crate) struct Twin {
     pub(crate) asks_if_wanted: bool,
     /// Whether the core refused the present wait as one without an end.
     pub(crate) is_found: bool,
+    /// The connection that gives a hold back; none of one that no session needs to know of.
+    by: Option<u64>,
     /// The locks that were freed in this turn by holds that had to end.
     pub(crate) freed: BTreeSet<Place>,
     /// How often a lock became free by what was given back or ended.
@@ -274,17 +283,11 @@ impl Twin {
         if !may_enter {
             return self.wait_in_line(place, asked, now);
         }
-        let was_free = self.is_free(place);
-        if was_free {
+        if self.is_free(place) {
             self.life.lose_all(place, None, now);
         }
         match self.enter(place, &asked.entry(), now) {
-            Ok((count, token)) => {
-                if asked.once && !was_free {
-                    self.life.confirm(place, asked.owner, asked.mode, true);
-                }
-                Reply::Held { count, token }
-            }
+            Ok((count, token)) => Reply::Held { count, token },
             Err(text) => Reply::Refused(text.into()),
         }
     }
@@ -382,9 +385,12 @@ impl Twin {
         of: (&Place, &[u8], Mode),
         token: Option<i64>,
         lease_ms: Option<i64>,
+        by: Option<u64>,
         now: Now,
     ) -> Reply {
+        self.by = by;
         let reply = self.give_back(of, token, lease_ms, now);
+        self.by = None;
         if let Reply::Number(_) = reply {
             self.tally.releases += 1;
         }
@@ -499,15 +505,22 @@ impl Twin {
         if mode == Mode::Read && self.count(place, owner, mode).is_some() {
             self.shrink(place, owner);
         }
-        self.life.confirm(place, owner, mode, false);
         self.bind(place, owner, mode, session);
         self.tally.renewals += 1;
         Reply::Number(1)
     }
 
-    pub(crate) fn cancel(&mut self, place: &Place, owner: &[u8], now: Now) -> Reply {
+    pub(crate) fn cancel(
+        &mut self,
+        place: &Place,
+        owner: &[u8],
+        mode: Option<Mode>,
+        now: Now,
+    ) -> Reply {
         let ttl_ms = self.or_delay(self.ttl_ms(place, now));
-        let own = self.line(place).iter().filter(|of| of.owner == owner);
+        let is_meant =
+            |of: &&TwinWaiter| of.owner == owner && mode.is_none_or(|mode| of.mode == mode);
+        let own = self.line(place).iter().filter(is_meant);
         let own: Vec<TwinWaiter> = own.cloned().collect();
         for waiter in &own {
             self.withdraw(waiter.seat);
@@ -554,10 +567,10 @@ impl Twin {
         }
     }
 
-    /// A connection is gone: the sessions that lived by it lose their waiters and what nobody
-    /// fetched. Whether there were any.
+    /// A connection is gone: the sessions that lived by it lose their waiters. Whether there were
+    /// any.
     pub(crate) fn client_gone(&mut self, client: u64, now: Now) -> bool {
-        self.life.untold_ends.retain(|(of, _)| *of != client);
+        self.life.unbind_connection(client);
         let names: Vec<Name> = (0..crate::world::SESSIONS.len())
             .filter(|name| self.life.client_of(*name) == Some(client))
             .collect();
@@ -570,44 +583,47 @@ impl Twin {
     fn detach(&mut self, name: Name, now: Now) {
         self.life.detach(name, now);
         for (place, waiter) in self.take_out_all(|waiter| waiter.session == Some(name)) {
-            // A queued one has nobody left to hear of it.
-            if !waiter.is_queued {
+            if waiter.is_queued {
+                self.tell_session(name, &place, &waiter, News::Left, None);
+            } else {
                 self.tell(&place, &waiter, Heard::Refused(NO_SESSION.into()));
             }
             self.tally.departures += 1;
         }
     }
 
-    /// Sessions that left too much unfetched end as if their connections had closed.
+    /// Sessions that left too many events unacknowledged begin another life. The rest is as if their
+    /// connections had closed.
     pub(crate) fn overflow(&mut self, now: Now) -> Vec<Name> {
         let names = self.life.overflowing();
         for name in &names {
-            let client = self.life.client_of(*name);
-            let untold = client.map(|client| (client, *name));
-            self.life.untold_ends.extend(untold);
+            self.life.end_life(*name);
             self.detach(*name, now);
             self.tally.sessions_overflowed += 1;
         }
         names
     }
 
-    /// The server became a replica: it has no waiters, and its holds are the new primary's.
-    pub(crate) fn demoted(&mut self) {
-        for hold in std::mem::take(&mut self.life.holds).into_values() {
-            let client = self.life.client_of(hold.session);
-            let untold = client.map(|client| (client, hold.session));
-            self.life.untold_ends.extend(untold);
-        }
+    /// The server became a replica: it has no waiters, and its holds are the new primary's. The
+    /// sessions that had some, which begin anew.
+    pub(crate) fn demoted(&mut self) -> BTreeSet<Name> {
+        let holds = std::mem::take(&mut self.life.holds).into_values();
+        let names: BTreeSet<Name> = holds.map(|hold| hold.session).collect();
         self.life.end_without_holds();
+        for name in &names {
+            self.life.end_life(*name);
+        }
         self.life.endings.clear();
         for (place, waiter) in self.take_out_all(|_| true) {
             self.tell(&place, &waiter, Heard::Refused(DEMOTED.into()));
             self.refused += 1;
         }
+        names
     }
 
     pub(crate) fn start_tokens(&mut self, guard_ms: i64, now: Now) {
         self.last_token = self.last_token.max(now.wall_us + guard_ms * 1000);
+        self.life.start_lives(guard_ms, now);
     }
 
     /// A hold that nobody is left to know of ends, if it is still there.
@@ -964,24 +980,42 @@ impl Twin {
         Some(Reply::Refused(text.into()))
     }
 
-    /// Whether EVENTS is refused: for another user's session, or for one that would begin.
-    pub(crate) fn cannot_attach(&mut self, name: Name, client: u64) -> Option<Reply> {
-        if self.life.untold_ends.remove(&(client, name)) {
-            return Some(Reply::Refused(NO_SESSION.into()));
-        }
+    /// Whether EVENTS is refused: for another user's session, for one that would begin, or on a
+    /// connection that is not the client's latest.
+    pub(crate) fn cannot_attach(&self, name: Name, epoch: Option<u64>) -> Option<Reply> {
         let limits = self.life.limits;
         let full = format!(
             "SESSIONSFULL too many sessions, rlock.max-sessions is {}",
             limits.sessions
         );
-        let text = match () {
-            () if self.life.is_of_another(name) => NOT_THEIRS,
-            () if self.life.sessions.contains_key(&name) => return None,
-            () if limits.out_of_memory => NO_MEMORY,
-            () if self.life.sessions.len() >= usize::try_from(limits.sessions).unwrap() => &full,
-            () => return None,
+        let session = self.life.sessions.get(&name);
+        let known = session.and_then(|session| session.epoch);
+        let text = match known {
+            _ if self.life.is_of_another(name) => NOT_THEIRS,
+            Some(known) if epoch.is_some_and(|epoch| epoch < known) => return Some(stale(known)),
+            _ if session.is_some() => return None,
+            _ if limits.out_of_memory => NO_MEMORY,
+            _ if self.life.sessions.len() >= usize::try_from(limits.sessions).unwrap() => &full,
+            _ => return None,
         };
         Some(Reply::Refused(text.into()))
+    }
+
+    /// BIND.
+    pub(crate) fn bind_connection(&mut self, name: Name, client: u64, epoch: u64) -> Reply {
+        if let Some(refused) = self.not_listened(Some(name)) {
+            return refused;
+        }
+        match self.life.bind_epoch(name) {
+            Some(known) if epoch <= known => return stale(known),
+            _ => {}
+        }
+        if self.life.is_bound_to_another(name, client) {
+            return Reply::Refused(BOUND_TO_ANOTHER.into());
+        }
+        let life = self.life.sessions[&name].life.unwrap();
+        let former = self.life.bind_connection(name, client, epoch);
+        Reply::Bound { life, former }
     }
 
     /// Where an ACQUIRE with ONCE would take a place over.
@@ -1065,6 +1099,9 @@ impl Twin {
     /// A hold is over, and with it perhaps the lock's being held.
     fn end_hold(&mut self, place: &Place, owner: &[u8], mode: Mode, now: Now) {
         let of = (place.clone(), owner.to_vec(), mode);
+        if let Some(by) = self.by {
+            self.life.given_back(&of, by);
+        }
         self.life.unbind(&of);
         let held_as = self.mode(place);
         self.space.remove_field(place, &field_of(owner, mode));
@@ -1181,6 +1218,9 @@ impl Twin {
         let present = self.lease_of_reader(place, owner, now);
         let kept = self.token(place, owner, mode).filter(|_| is_held);
         let token = match (kept, entry.token) {
+            // ONCE names one token for all that is taken together, but for one that is also
+            // another's.
+            (_, Some(token)) if entry.once && !self.is_mixed(place) => token,
             (Some(token), _) => token,
             (None, Some(token)) if !is_held => token,
             (None, _) => self.mint(now),
@@ -1401,14 +1441,25 @@ impl Twin {
             self.heard.push((waiter.seat, heard));
             return;
         };
-        let news = match heard {
-            Heard::Granted { token, several, .. } => News::Granted { token, several },
-            Heard::NotAcquired { ttl_ms } => News::Timeout(ttl_ms),
-            Heard::Refused(text) => News::Error(text),
+        let (news, token) = match heard {
+            Heard::Granted { token, .. } => (News::Granted, Some(token)),
+            Heard::NotAcquired { ttl_ms } => (News::Timeout(ttl_ms), None),
+            Heard::Refused(text) => (News::Error(text), None),
         };
-        let place = waiter.hears_under(place);
-        self.life
-            .tell(session, news, place, &waiter.owner, waiter.mode);
+        self.tell_session(session, place, waiter, news, token);
+    }
+
+    fn tell_session(
+        &mut self,
+        session: Name,
+        place: &Place,
+        waiter: &TwinWaiter,
+        news: News,
+        token: Option<i64>,
+    ) {
+        let place = waiter.hears_under(place).clone();
+        let of = (place, waiter.owner.clone(), waiter.mode);
+        self.life.tell(session, event_of(&of, news, token));
     }
 
     /// Takes out all of whom this is true, each with the lock under which it hears.
@@ -1458,6 +1509,12 @@ impl Twin {
         }
         out
     }
+}
+
+fn stale(known: u64) -> Reply {
+    Reply::Refused(format!(
+        "STALE a later connection has named EPOCH {known} for this session"
+    ))
 }
 
 /// What somebody is answered who waits, at this place.

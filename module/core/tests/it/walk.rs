@@ -150,6 +150,8 @@ pub(crate) fn listens(session: usize) -> Op {
         client: session,
         block_ms: None,
         grace_ms: 0,
+        epoch: None,
+        after: None,
     }
 }
 

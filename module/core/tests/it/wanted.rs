@@ -7,7 +7,7 @@ use rlock_core::{
     Stored, Token, Turn,
 };
 
-const NOW: Now = Now {
+pub(crate) const NOW: Now = Now {
     wall_us: 1_000_000_000,
     mono_ms: 1,
 };
@@ -40,7 +40,7 @@ fn decide<'a>(locks: &mut Locks, command: Command<'a>, stored: &[Stored]) -> (Tu
 }
 
 /// Alice has `k` for a session, and asks.
-fn asked() -> (Locks, SessionId) {
+pub(crate) fn asked() -> (Locks, SessionId) {
     let mut locks = Locks::default();
     let limits = SessionLimits {
         sessions: 10,
@@ -49,10 +49,13 @@ fn asked() -> (Locks, SessionId) {
     };
     let listens = Events::parse(words("s")).unwrap();
     let session = locks.attach(&listens, 1, limits, NOW, &mut Vec::new());
+    let told = locks.take_events(session.as_ref().unwrap().session, NOW);
+    assert!(told.unwrap().events.is_empty());
     let take = Acquire::parse(words("k alice 1000 SESSION s WANTED")).unwrap();
     let (_, outcome) = decide(&mut locks, Command::Acquire(&take), &[Stored::Free]);
     assert!(matches!(outcome, Outcome::Held { .. }), "{outcome:?}");
-    (locks, session.unwrap())
+    let session = session.unwrap().session;
+    (locks, session)
 }
 
 /// What alice hears when a caller of this cannot be blocked.
@@ -60,9 +63,11 @@ fn heard_after(command: Command<'_>, stored: &[Stored]) -> Vec<(Vec<u8>, EventKi
     let (mut locks, session) = asked();
     let (mut turn, outcome) = decide(&mut locks, command, stored);
     assert!(matches!(outcome, Outcome::MustWait { .. }), "{outcome:?}");
-    assert!(locks.fetch(session).is_empty(), "it may wait yet");
+    let told = locks.take_events(session, NOW).unwrap();
+    assert!(told.events.is_empty(), "it may wait yet");
     locks.turn_away(&mut turn, &mut Vec::new());
-    let events = locks.fetch(session).into_iter();
+    let told = locks.take_events(session, NOW).unwrap();
+    let events = told.events.into_iter();
     events
         .map(|event| (event.lock.name.to_vec(), event.kind))
         .collect()

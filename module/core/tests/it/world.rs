@@ -4,7 +4,7 @@
 use crate::foreign::{self, Change};
 use crate::invariants::{self, Granted, Ledger};
 use crate::keyspace::{Keyspace, Place, Reading, Value, number as count_of};
-use crate::life::{Call, HoldName, Name};
+use crate::life::{After, Call, Epoch, HoldName, Name};
 use crate::twin::{Heard, PermitsRequest, Reply, Twin, TwinWaiter, Waits};
 use rlock_core::request::{Acquire, Cancel, Release, Renew, WaitMode};
 use rlock_core::{
@@ -87,6 +87,19 @@ pub(crate) enum Op {
         client: usize,
         block_ms: Option<i64>,
         grace_ms: i64,
+        epoch: Option<Epoch>,
+        after: Option<After>,
+    },
+    /// Makes one of these connections the command connection; nothing if it is blocked.
+    Bind {
+        session: Name,
+        client: usize,
+        epoch: Epoch,
+    },
+    /// What is given back is from now on given back by this connection; from none, no session needs
+    /// to know.
+    By {
+        client: Option<usize>,
     },
     /// Commands are this user's from now on.
     As {
@@ -113,6 +126,7 @@ pub(crate) enum Op {
     Cancel {
         lock: usize,
         owner: usize,
+        mode: Option<Mode>,
     },
     Break {
         lock: usize,
@@ -216,6 +230,8 @@ pub(crate) struct World {
     /// The connections that EVENTS may come from, and how many there were.
     connections: [u64; 4],
     clients: u64,
+    /// Of these the one that gives holds back.
+    by: Option<usize>,
     listening: BTreeMap<usize, Listening>,
     called: Vec<(usize, Call)>,
     published: Vec<(Place, Mode)>,
@@ -304,6 +320,7 @@ impl World {
             heard: Vec::new(),
             connections: [clients - 3, clients - 2, clients - 1, clients],
             clients,
+            by: None,
             listening: BTreeMap::new(),
             called: Vec::new(),
             published: Vec::new(),
@@ -508,16 +525,12 @@ impl World {
             Op::MultiAcquire { .. } | Op::MultiRelease { .. } | Op::MultiRenew { .. } => {
                 self.happen_to_several(op)
             }
-            Op::Events {
-                session,
-                client,
-                block_ms,
-                grace_ms,
-            } => self.events(session, client, block_ms, grace_ms),
-            Op::Close { client } => self.close(client),
-            Op::Unblock { client } if !self.in_multi => self.unblock(client),
-            Op::Deliver if !self.in_multi => self.deliver(),
-            Op::Cancel { lock, owner } => self.cancel(&place(lock), OWNERS[owner]),
+            Op::Events { .. }
+            | Op::Bind { .. }
+            | Op::Close { .. }
+            | Op::Unblock { .. }
+            | Op::Deliver => self.happen_to_sessions(op),
+            Op::Cancel { lock, owner, mode } => self.cancel(&place(lock), OWNERS[owner], mode),
             Op::Break { lock } => self.break_hold(&place(lock)),
             _ => {
                 self.happen_around(op)?;
@@ -576,6 +589,7 @@ impl World {
                 self.twin.delay_left_ms = (end - self.clock.now.mono_ms).max(0);
             }
             Op::As { user } => self.twin.life.user = user,
+            Op::By { client } => self.by = client,
             Op::AskIfWanted { asks } => self.twin.asks_if_wanted = asks,
             Op::Allow {
                 sessions,
@@ -602,7 +616,9 @@ impl World {
         let mut effects = Vec::new();
         self.locks.demoted(&mut effects);
         self.carry_out(&[], b"", &effects)?;
-        self.twin.demoted();
+        for name in self.twin.demoted() {
+            self.ledger.loses_its_line(name, &self.twin);
+        }
         // Their grants are the new primary's to end.
         self.under_way.clear();
         self.is_replica = true;
@@ -973,7 +989,7 @@ impl World {
         lease_ms: Option<i64>,
     ) -> Result<(Reply, Reply), String> {
         let of = (place, owner, mode);
-        let token = self.token(of, token);
+        let (token, by) = (self.token(of, token), self.by());
         let request = Release {
             key: &place.1,
             owner,
@@ -981,10 +997,11 @@ impl World {
             permits: None,
             token: token.and_then(Token::new),
             lease: lease_ms.map(|ms| Lease::from_ms(ms).unwrap()),
+            by,
         };
         let was_full = self.twin.is_full(of);
         let replies = self.decide_one(Command::Release(&request), place, |twin, now| {
-            twin.release(of, token, lease_ms, now)
+            twin.release(of, token, lease_ms, by, now)
         })?;
         self.may_make_room(place, was_full);
         Ok(replies)
@@ -1021,13 +1038,16 @@ impl World {
         })
     }
 
-    fn cancel(&mut self, place: &Place, owner: &[u8]) -> Result<(Reply, Reply), String> {
-        let request = Cancel {
-            key: &place.1,
-            owner,
-        };
+    fn cancel(
+        &mut self,
+        place: &Place,
+        owner: &[u8],
+        mode: Option<Mode>,
+    ) -> Result<(Reply, Reply), String> {
+        let key = &place.1;
+        let request = Cancel { key, owner, mode };
         self.decide_one(Command::Cancel(&request), place, |twin, now| {
-            twin.cancel(place, owner, now)
+            twin.cancel(place, owner, mode, now)
         })
     }
 
@@ -1035,6 +1055,11 @@ impl World {
         self.decide_one(Command::Break(&place.1), place, |twin, now| {
             twin.break_hold(place, now)
         })
+    }
+
+    /// The connection that gives holds back.
+    pub(super) fn by(&self) -> Option<u64> {
+        self.by.map(|client| self.connections[client])
     }
 
     /// A session, as the present user names it.
@@ -1327,7 +1352,7 @@ impl World {
             return Err(format!("published {sent:?}\n  should {should:?}"));
         }
         invariants::views_are_true(&self.locks, &self.twin, self.clock.now)?;
-        invariants::sessions_are_true(&self.locks, &self.twin)?;
+        invariants::sessions_are_true(&self.locks, &self.twin, self.clock.now)?;
         invariants::counters_add_up(&self.locks, &self.twin, &self.ledger)?;
         if self.written_by_others.is_empty() {
             invariants::keys_are_ours(&self.space, &self.twin)?;

@@ -8,15 +8,15 @@
 
 use super::choices::Choices;
 use rlock_core::request::{
-    Acquire, Cancel, Events, Limit, MultiAcquire, MultiRelease, MultiRenew, NamedKey, Release,
-    Renew, WaitMode,
+    Acquire, Bind, Cancel, Events, Limit, MultiAcquire, MultiRelease, MultiRenew, NamedKey,
+    Release, Renew, WaitMode,
 };
 use rlock_core::{
-    BlockedClient, Command, CommandError, Count, Effect, GRACE_MS_MAX, HOLD_COUNT_MAX, Hash,
-    INTEGER_MAX, Keys, Known, Lease, LockRef, Locks, Mode, NEVER, Now, Outcome, PERMITS_MAX,
-    Permits, PermitsHash, PermitsHold, PermitsRequest, Purpose, Read, ReadHold, ReadWrite, Room,
-    SessionId, SessionLimits, SessionRef, Stored, Subject, Token, Turn, Wait, WaitOutcome,
-    WaiterId, Write, WriteHold,
+    Attached, BlockedClient, Bound, Command, CommandError, Count, Effect, EventKind, GRACE_MS_MAX,
+    HOLD_COUNT_MAX, Hash, INTEGER_MAX, Keys, Known, Lease, LockRef, Locks, Mode, Moment, NEVER,
+    Now, Outcome, PERMITS_MAX, Permits, PermitsHash, PermitsHold, PermitsRequest, Purpose, Read,
+    ReadHold, ReadWrite, Room, SessionLimits, SessionRef, Stored, Subject, Token, Turn, Wait,
+    WaitOutcome, WaiterId, Write, WriteHold,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,6 +69,8 @@ struct Core<'a> {
     listening: BTreeSet<usize>,
     clients: usize,
     last_token: i64,
+    /// The last life of each session.
+    lives: BTreeMap<&'static [u8], i64>,
     has_permits: bool,
 }
 
@@ -84,6 +86,7 @@ impl<'a> Core<'a> {
             listening: BTreeSet::new(),
             clients: CONNECTIONS,
             last_token: 0,
+            lives: BTreeMap::new(),
             has_permits: false,
         }
     }
@@ -132,7 +135,7 @@ impl<'a> Core<'a> {
         match self.choices.below(8) {
             0 | 1 => Stored::Free,
             2 => Stored::NoHolder,
-            3 => Stored::OtherType,
+            3 => self.choices.of(&[Stored::OtherType, Stored::Data]),
             4 | 5 => {
                 let own = self.maybe_count();
                 Stored::Plain(Hash {
@@ -242,6 +245,7 @@ impl<'a> Core<'a> {
             3 | 4 => self.acquire_several(),
             5 => self.release(),
             6 => self.renew(),
+            7 if self.choices.again().one_in(8) => self.bind(),
             7 => self.events(),
             8 => self.pass(),
             9 => self.depart(),
@@ -273,8 +277,8 @@ impl<'a> Core<'a> {
                 );
             }
             0 => {
-                let key = lock.name;
-                let told = self.decide(Command::Cancel(&Cancel { key, owner }));
+                let (key, mode) = (lock.name, self.choices.again().maybe(|_| Mode::Write));
+                let told = self.decide(Command::Cancel(&Cancel { key, owner, mode }));
                 assert!(matches!(told, Ok(Outcome::Number(0 | 1))), "{told:?}");
             }
             1 => {
@@ -371,6 +375,7 @@ impl<'a> Core<'a> {
             permits: None,
             token: None,
             lease: None,
+            by: None,
         };
         let command = Command::Release(&request);
         let mut turn = Turn::of(command, 0, WAITERS_MAX);
@@ -496,7 +501,8 @@ impl<'a> Core<'a> {
             .collect();
         let lease = self.lease();
         let told = if self.choices.one_in(2) {
-            self.decide(Command::MultiRelease(&MultiRelease { owner, keys }))
+            let by = self.by();
+            self.decide(Command::MultiRelease(&MultiRelease { owner, keys, by }))
         } else {
             let session = self.choices.of(&SESSIONS);
             let session = self.choices.maybe(|_| session.into());
@@ -521,6 +527,7 @@ impl<'a> Core<'a> {
             permits: None,
             token: self.token(),
             lease: self.choices.one_in(3).then(|| self.lease()),
+            by: self.by(),
         };
         if let Ok(left) = self.decide(Command::Release(&request)) {
             let Outcome::Left(left) = left else {
@@ -556,8 +563,16 @@ impl<'a> Core<'a> {
             return;
         }
         let (wait, _) = self.wait_mode();
+        let name = self.choices.of(&SESSIONS);
+        let mut again = self.choices.again();
+        let life = self.lives.get(name).copied().unwrap_or_default();
         let request = Events {
-            session: self.choices.of(&SESSIONS).into(),
+            session: name.into(),
+            epoch: again.maybe(|of| of.of(&[0, 1, u64::MAX])),
+            after: again.maybe(|of| Moment {
+                life: of.of(&[life, life, life, 0]),
+                seq: of.of(&[0, 1, 2, 9, u64::MAX]),
+            }),
             block: None,
             grace_ms: self.choices.of(&[0, 30, GRACE_MS_MAX]),
         };
@@ -568,33 +583,83 @@ impl<'a> Core<'a> {
             events_per_session: 2,
             out_of_memory: false,
         };
-        let session = self
+        let attached = self
             .locks
             .attach(&request, client_id, limits, self.now, &mut effects);
         self.carry_out(&effects);
-        let session = match session {
-            // It hears of the session's end first.
-            Err(CommandError::NoSession) => return,
-            session => session.expect("there is room for some"),
+        let attached = match attached {
+            Err(CommandError::Stale(known)) => {
+                assert!(request.epoch.is_some_and(|epoch| epoch < known));
+                assert!(effects.is_empty(), "{effects:?}");
+                return;
+            }
+            attached => attached.expect("there is room for some"),
         };
-        assert!(self.locks.lives_by(session, client_id));
-        if self.fetch(session) == 0
-            && let WaitMode::Block(wait) = wait
+        assert!(self.locks.lives_by(attached.session, client_id));
+        if let WaitMode::Block(wait) = wait
+            && !attached.at_once
         {
-            self.locks.listen(session, client, wait, self.now);
+            self.locks.listen(attached.session, client, wait, self.now);
             self.listening.insert(client);
+            return;
+        }
+        self.take_events(name, &request, attached);
+    }
+
+    /// Lives never come twice, and all is told that the client did not acknowledge.
+    fn take_events(&mut self, name: &'static [u8], request: &Events<'_>, attached: Attached) {
+        let told = self.locks.take_events(attached.session, self.now);
+        let told = told.expect("it is there");
+        assert!(attached.at_once || told.events.is_empty(), "{told:?}");
+        let life = self.lives.entry(name).or_default();
+        assert!(*life <= told.after.life, "{told:?} after {life}");
+        if *life < told.after.life {
+            assert_eq!((told.after.seq, attached.at_once), (0, true), "{told:?}");
+            *life = told.after.life;
+        }
+        if let Some(after) = request.after.filter(|after| after.life == *life) {
+            let no_more_than_asked = told.after.seq <= after.seq || !told.events.is_empty();
+            assert!(no_more_than_asked, "{told:?} after {after:?}");
+        }
+        for event in &told.events {
+            match event.kind {
+                EventKind::Timeout { ttl_ms } => assert!(ttl_ms >= -1, "{event:?}"),
+                EventKind::Granted => assert!(event.token.is_some(), "{event:?}"),
+                EventKind::Left => assert_eq!(event.token, None, "{event:?}"),
+                _ => {}
+            }
         }
     }
 
-    /// What there is to be fetched; of some the client is gone before it has it.
-    fn fetch(&mut self, session: SessionId) -> usize {
-        let events = self.locks.fetch(session);
-        for event in &events {
-            if let rlock_core::EventKind::Timeout { ttl_ms } = event.kind {
-                assert!(ttl_ms >= -1, "{event:?}");
-            }
+    fn bind(&mut self) {
+        let client = self.choices.below(CONNECTIONS);
+        if self.listening.contains(&client) {
+            return;
         }
-        events.len()
+        let request = Bind {
+            session: self.choices.of(&SESSIONS).into(),
+            epoch: self.choices.of(&[1, 2, 3, 4, 5, 6]),
+        };
+        let bound = self.locks.bind(&request, u64::try_from(client).unwrap());
+        match bound {
+            Ok(Bound { former, .. }) => {
+                if let Some(former) = former {
+                    assert_ne!(former, u64::try_from(client).unwrap());
+                    self.close(usize::try_from(former).unwrap());
+                }
+            }
+            Err(
+                CommandError::NoSession | CommandError::Stale(_) | CommandError::BoundToAnother,
+            ) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The connection that gives something back.
+    fn by(&self) -> Option<u64> {
+        let client = self.choices.again().below(CONNECTIONS + 1);
+        let client = (client < CONNECTIONS).then_some(client);
+        client.map(|client| u64::try_from(client).unwrap())
     }
 
     fn pass(&mut self) {

@@ -9,6 +9,12 @@ impl<'a> Choices<'a> {
         Self(data)
     }
 
+    /// The same choices once more. What they decide uses up no bytes: those that found something
+    /// once go on saying the same.
+    pub(super) fn again(&self) -> Self {
+        Self(self.0)
+    }
+
     pub(super) fn are_over(&self) -> bool {
         self.0.is_empty()
     }

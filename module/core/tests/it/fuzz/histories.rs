@@ -5,6 +5,7 @@
 use super::choices::Choices;
 use crate::foreign::Change;
 use crate::keyspace::Reading;
+use crate::life::{After, Epoch};
 use crate::twin::Waits;
 use crate::walk::listens;
 use crate::world::{Interruption, Named, OWNERS, Op, SESSIONS, TOGETHER, USERS, replay};
@@ -187,6 +188,8 @@ fn op(choices: &mut Choices<'_>) -> Op {
             client: choices.below(3),
             block_ms: choices.maybe(wait),
             grace_ms: choices.of(&[0, 30, 3000]),
+            epoch: epoch(choices),
+            after: heard(choices),
         },
         10 => Op::Foreign {
             lock,
@@ -217,8 +220,12 @@ fn interruption(choices: &mut Choices<'_>) -> Interruption {
 
 fn seldom(lock: usize, owner: usize, choices: &mut Choices<'_>) -> Op {
     let client = choices.below(3);
-    match choices.below(15) {
-        0 => Op::Cancel { lock, owner },
+    match choices.below(17) {
+        0 => Op::Cancel {
+            lock,
+            owner,
+            mode: choices.maybe(|choices| choices.of(&[Mode::Plain, Mode::Read])),
+        },
         1 => Op::Break { lock },
         2 => Op::Close { client },
         3 => Op::Unblock { client },
@@ -247,9 +254,35 @@ fn seldom(lock: usize, owner: usize, choices: &mut Choices<'_>) -> Op {
             events: choices.of(&[1000, 3, 1, 0]),
             out_of_memory: choices.one_in(5),
         },
+        14 => Op::Bind {
+            session: choices.below(SESSIONS.len()),
+            client,
+            epoch: choices.of(&[Epoch::Larger, Epoch::Larger, Epoch::Equal, Epoch::Smaller]),
+        },
+        15 => Op::By {
+            client: choices.maybe(|_| client),
+        },
         _ => Op::StepClock {
             ms: step_ms(choices),
         },
+    }
+}
+
+fn epoch(choices: &Choices<'_>) -> Option<Epoch> {
+    let mut choices = choices.again();
+    let epochs = [Epoch::Larger, Epoch::Equal, Epoch::Smaller];
+    choices.one_in(4).then(|| choices.of(&epochs))
+}
+
+/// The events that a client says it has heard.
+fn heard(choices: &Choices<'_>) -> Option<After> {
+    let mut choices = choices.again();
+    let seq = u64::try_from(choices.below(6)).unwrap();
+    match choices.below(6) {
+        0 => Some(After::Told),
+        1 | 2 => Some(After::Seq(seq)),
+        3 => Some(After::OtherLife(seq)),
+        _ => None,
     }
 }
 
@@ -596,6 +629,8 @@ fn read_write_op(choices: &mut Choices<'_>) -> Op {
             client: choices.below(3),
             block_ms: None,
             grace_ms: choices.of(&[0, 30]),
+            epoch: epoch(choices),
+            after: heard(choices),
         },
         8 | 9 => Op::Foreign {
             lock,
@@ -614,7 +649,13 @@ fn read_write_op(choices: &mut Choices<'_>) -> Op {
             client: choices.below(9),
         },
         _ => match choices.below(11) {
-            0 => Op::Cancel { lock, owner },
+            0 => Op::Cancel {
+                lock,
+                owner,
+                mode: choices
+                    .again()
+                    .maybe(|choices| choices.of(&[Mode::Read, Mode::Write])),
+            },
             1 => Op::Break { lock },
             2 => Op::Close {
                 client: choices.below(3),

@@ -2,15 +2,15 @@
 
 use super::choices::Choices;
 use crate::parsing::{
-    ALONE, ARITY, COUNT, EITHER, EITHER_MODE, GRACE, KEY_COUNT, LEASE, LIMIT, LIMIT_TO_SET,
-    MATCH_LENGTH, OF_ALONE, OWNER_LENGTH, PERMITS as PERMITS_BOUNDS, PERMITS_ALONE, RESERVED,
-    SESSION_LENGTH, TOKEN, WAIT, WANTED_ALONE, WRITER, naive_matches,
+    AFTER, ALONE, ARITY, COUNT, EITHER, EITHER_MODE, EPOCH, GRACE, KEY_COUNT, LEASE, LIMIT,
+    LIMIT_TO_SET, MATCH_LENGTH, OF_ALONE, OWNER_LENGTH, PERMITS as PERMITS_BOUNDS, PERMITS_ALONE,
+    RESERVED, SESSION_LENGTH, TOKEN, WAIT, WANTED_ALONE, WRITER, naive_matches,
 };
 use rlock_core::request::{
     Acquire, Cancel, Events, Guard, KeyOnly, Limit, List, MultiAcquire, MultiRelease, MultiRenew,
     NamedKey, Release, Renew, WaitMode, key_places,
 };
-use rlock_core::{CommandError, Glob, Lease, Mode, Now, Permits, SessionRef, Token, Wait};
+use rlock_core::{CommandError, Glob, Lease, Mode, Moment, Now, Permits, SessionRef, Token, Wait};
 
 /// What an argument is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,9 @@ enum Kind {
     Limit,
     LimitToSet,
     Grace,
+    Epoch,
+    /// A life and the number of an event.
+    After,
     Count,
     Pattern,
     /// An option's word is all there is.
@@ -35,6 +38,17 @@ enum Kind {
 use Kind::{Count, Grace, Key, Keys, Nothing, Owner, Pattern, Session};
 
 type Words = Vec<Vec<u8>>;
+
+impl Kind {
+    /// How many arguments stand after an option's word.
+    fn width(self) -> usize {
+        match self {
+            Nothing => 0,
+            Self::After => 2,
+            _ => 1,
+        }
+    }
+}
 
 /// A command's arguments as its documentation has them.
 struct Grammar {
@@ -123,10 +137,12 @@ const GRAMMARS: [Grammar; 12] = [
     },
     Grammar {
         fixed: &[Key, Owner],
-        options: &[],
-        is_fixed: true,
+        options: &[MODES[0], MODES[1], ("PERMITS", Nothing)],
+        is_fixed: false,
         parse: |args| {
-            Cancel::parse(args.iter().copied()).map(|of| vec![of.key.to_vec(), of.owner.to_vec()])
+            let of = Cancel::parse(args.iter().copied())?;
+            let fixed = vec![of.key.to_vec(), of.owner.to_vec()];
+            Ok([fixed, of.mode.map_or_else(Vec::new, mode_of)].concat())
         },
     },
     Grammar {
@@ -153,7 +169,12 @@ const GRAMMARS: [Grammar; 12] = [
     },
     Grammar {
         fixed: &[Session],
-        options: &[("BLOCK", Kind::Wait), ("GRACE", Grace)],
+        options: &[
+            ("EPOCH", Kind::Epoch),
+            ("AFTER", Kind::After),
+            ("BLOCK", Kind::Wait),
+            ("GRACE", Grace),
+        ],
         is_fixed: false,
         parse: |args| Events::parse(args.iter().copied()).map(|of| events(&of)),
     },
@@ -300,8 +321,10 @@ fn arguments(grammar: &Grammar, choices: &mut Choices<'_>) -> Words {
             word.make_ascii_lowercase();
         }
         args.push(word);
-        if kind != Nothing && !choices.one_in(16) {
-            args.push(argument(kind, choices));
+        for _ in 0..kind.width() {
+            if !choices.one_in(16) {
+                args.push(argument(kind, choices));
+            }
         }
     }
     args
@@ -354,7 +377,7 @@ fn anything(choices: &mut Choices<'_>) -> Vec<u8> {
         2 => choices
             .of(&[
                 "READ", "write", "BLOCK", "queue", "SESSION", "ONCE", "TOKEN", "LEASE", "MATCH",
-                "COUNT", "GRACE", "PERMITS", "of", "STOP", "WANTED",
+                "COUNT", "GRACE", "EPOCH", "AFTER", "PERMITS", "of", "STOP", "WANTED",
             ])
             .into(),
         _ => choices
@@ -383,7 +406,7 @@ fn turned_round(grammar: &Grammar, canonical: &Words) -> Words {
     let mut rest = canonical[fixed..].iter();
     while let Some(word) = rest.next() {
         let kind = kind_of(grammar, word).expect("written by ourselves");
-        let value = (kind != Nothing).then(|| rest.next()).flatten().cloned();
+        let value = rest.by_ref().take(kind.width()).cloned();
         options.push(
             [word.to_ascii_lowercase()]
                 .into_iter()
@@ -424,7 +447,7 @@ fn read(grammar: &Grammar, args: &Words) -> Result<Words, String> {
             words.push(word.clone());
         }
     }
-    let mut given: Vec<(&str, Vec<u8>)> = Vec::new();
+    let mut given: Vec<(&str, Words)> = Vec::new();
     while let Some(word) = rest.next() {
         if grammar.is_fixed {
             return Err(ARITY.into());
@@ -432,14 +455,15 @@ fn read(grammar: &Grammar, args: &Words) -> Result<Words, String> {
         given.push(option(grammar, word, &mut rest, &given)?);
     }
     go_together(&given, args)?;
-    for (name, kind) in grammar.options {
+    for (name, _) in grammar.options {
         let value = given.iter().find(|(of, _)| of == name);
         // No grace is what is meant without one.
-        let Some((_, value)) = value.filter(|(of, value)| *of != "GRACE" || value != b"0") else {
+        let Some((_, value)) = value.filter(|(of, value)| *of != "GRACE" || value[0] != b"0")
+        else {
             continue;
         };
         words.push(name.as_bytes().to_vec());
-        words.extend((*kind != Nothing).then(|| value.clone()));
+        words.extend(value.clone());
     }
     Ok(words)
 }
@@ -449,19 +473,16 @@ fn option<'g>(
     grammar: &'g Grammar,
     word: &[u8],
     rest: &mut std::slice::Iter<'_, Vec<u8>>,
-    given: &[(&str, Vec<u8>)],
-) -> Result<(&'g str, Vec<u8>), String> {
+    given: &[(&str, Words)],
+) -> Result<(&'g str, Words), String> {
     let is_it = |(name, _): &&(&str, Kind)| word.eq_ignore_ascii_case(name.as_bytes());
     let found = grammar.options.iter().find(is_it);
     let shown = quoted(word);
     let (name, kind) = found.ok_or(format!("ERR unknown option '{shown}'"))?;
-    let value = match kind {
-        Nothing => Vec::new(),
-        _ => rest
-            .next()
-            .cloned()
-            .ok_or(format!("ERR option '{shown}' needs a value"))?,
-    };
+    let value: Words = rest.by_ref().take(kind.width()).cloned().collect();
+    if value.len() < kind.width() {
+        return Err(format!("ERR option '{shown}' needs a value"));
+    }
     if given.iter().any(|(of, _)| of == name) {
         return Err(format!("ERR option '{shown}' is given twice"));
     }
@@ -476,12 +497,14 @@ fn option<'g>(
         }
         .into());
     }
-    check(*kind, &value)?;
+    for word in &value {
+        check(*kind, word)?;
+    }
     Ok((name, value))
 }
 
 /// What the options forbid each other.
-fn go_together(given: &[(&str, Vec<u8>)], args: &Words) -> Result<(), String> {
+fn go_together(given: &[(&str, Words)], args: &Words) -> Result<(), String> {
     let has = |name| given.iter().any(|(of, _)| *of == name);
     if has("QUEUE") && has("BLOCK") {
         return Err(EITHER.into());
@@ -497,7 +520,7 @@ fn go_together(given: &[(&str, Vec<u8>)], args: &Words) -> Result<(), String> {
     }
     let value = |name| {
         let of = given.iter().find(|(of, _)| *of == name);
-        of.and_then(|(_, value)| number(value))
+        of.and_then(|(_, value)| number(value.first()?))
     };
     match (has("PERMITS"), value("PERMITS"), value("OF")) {
         (false, _, Some(_)) => Err(OF_ALONE.into()),
@@ -526,6 +549,8 @@ fn check(kind: Kind, value: &[u8]) -> Result<(), &'static str> {
         Kind::Limit => (within(1, 2_147_483_647), LIMIT),
         Kind::LimitToSet => (within(0, 2_147_483_647), LIMIT_TO_SET),
         Grace => (within(0, 3_600_000), GRACE),
+        Kind::Epoch => (within(0, MAX), EPOCH),
+        Kind::After => (within(0, MAX), AFTER),
         Count => (within(1, MAX), COUNT),
     };
     if fits { Ok(()) } else { Err(otherwise) }
@@ -677,8 +702,17 @@ fn list(of: &List<'_>) -> Words {
 fn events(of: &Events<'_>) -> Words {
     let block = option_of("BLOCK", of.block.map(Wait::ms).map(digits));
     let grace = (of.grace_ms > 0).then(|| digits(of.grace_ms));
+    let after = of.after.map_or_else(Vec::new, |Moment { life, seq }| {
+        let seq = i64::try_from(seq).unwrap();
+        vec![b"AFTER".to_vec(), digits(life), digits(seq)]
+    });
     [
         vec![of.session.name.to_vec()],
+        option_of(
+            "EPOCH",
+            of.epoch.map(|epoch| digits(i64::try_from(epoch).unwrap())),
+        ),
+        after,
         block,
         option_of("GRACE", grace),
     ]

@@ -231,6 +231,7 @@ impl World {
             permits: None,
             token,
             lease,
+            by: None,
         };
         let (left, effects) = self.decide(Command::Release(&request), stored);
         match left {
@@ -321,7 +322,9 @@ fn own(stored: Stored) -> Vec<(Mode, Count)> {
             (Mode::Read, hash.own_read.map(|own| own.count)),
             (Mode::Write, hash.own_write.map(|own| own.count)),
         ],
-        Stored::Free | Stored::NoHolder | Stored::Permits(_) | Stored::OtherType => Vec::new(),
+        Stored::Free | Stored::NoHolder | Stored::Permits(_) | Stored::OtherType | Stored::Data => {
+            Vec::new()
+        }
     };
     let some = all.into_iter();
     some.filter_map(|(mode, count)| Some((mode, count?)))
@@ -333,6 +336,7 @@ fn is_of_what_is_stored(refusal: &CommandError, stored: Stored) {
     let own = || own(stored).into_iter().map(|(_, count)| count);
     let fits = match refusal {
         CommandError::WrongType => stored == Stored::OtherType,
+        CommandError::Data => stored == Stored::Data,
         CommandError::WrongKind { .. } => matches!(stored, Stored::Plain(_) | Stored::ReadWrite(_)),
         CommandError::HoldCountMalformed => own().any(|count| count == Count::Malformed),
         CommandError::HoldCountOverflow => {

@@ -266,7 +266,10 @@ impl Twin {
         let left = hold.permits;
         match lease_ms {
             _ if left == 0 => {
-                self.holds.remove(&owner);
+                // The connection that gives it back is bound to no session.
+                let hold = self.holds.remove(&owner).unwrap();
+                let told = (To::Session(owner), Heard::Lost("released"));
+                self.told.extend(hold.of_session.then_some(told));
             }
             Some(lease_ms) => hold.end = now.wall_ms() + lease_ms,
             None => {}

@@ -14,6 +14,8 @@ use std::rc::Rc;
 const NAME: &[u8] = b"p";
 const LIMIT_KEY: &[u8] = b"{p}:rlock_limit";
 const SESSION: &[u8] = b"s";
+/// The connection of the commands, which is bound to no session.
+const NOT_BOUND: u64 = 1_000_000;
 /// Any bytes; one is named as a part of a value is, and one as a writer's field.
 pub(crate) const OWNERS: [&[u8]; 5] = [b"A", b"1:9:t1", b"w:write", b"\xff\0", b"E"];
 
@@ -227,6 +229,7 @@ impl World {
                     permits: Permits::new(permits),
                     token: token.and_then(Token::new),
                     lease: lease_ms.map(lease),
+                    by: Some(NOT_BOUND),
                 };
                 let of_core = self.decide(Command::Release(&request))?;
                 let of_twin = self.twin.release(owner, permits, token, lease_ms, now);
@@ -261,8 +264,12 @@ impl World {
                 (of_core, self.twin.set_limit(limit, now))
             }
             Op::Cancel { owner } => {
-                let (key, of) = (NAME, OWNERS[owner]);
-                let of_core = self.decide(Command::Cancel(&Cancel { key, owner: of }))?;
+                let request = Cancel {
+                    key: NAME,
+                    owner: OWNERS[owner],
+                    mode: Some(Mode::Permits),
+                };
+                let of_core = self.decide(Command::Cancel(&request))?;
                 (of_core, self.twin.cancel(owner, now))
             }
             Op::Break => (
@@ -390,6 +397,8 @@ impl World {
     fn fetch(&mut self) -> Result<(), String> {
         let request = Events {
             session: SESSION.into(),
+            epoch: None,
+            after: None,
             block: None,
             grace_ms: 0,
         };
@@ -399,10 +408,10 @@ impl World {
             out_of_memory: false,
         };
         let mut effects = Vec::new();
-        let session = self
+        let attached = self
             .locks
             .attach(&request, self.connection, limits, self.now, &mut effects);
-        let session = session.map_err(|refusal| refusal.to_string())?;
+        let session = attached.map_err(|refusal| refusal.to_string())?.session;
         self.session = Some(session);
         self.twin.is_attached = true;
         self.hear_events(session);
@@ -419,11 +428,15 @@ impl World {
     }
 
     fn hear_events(&mut self, session: SessionId) {
-        for event in self.locks.fetch(session) {
+        let told = self.locks.take_events(session, self.now).unwrap();
+        for event in told.events {
+            assert_eq!(event.mode, Mode::Permits, "{event:?}");
             let heard = match &event.kind {
-                EventKind::Granted(grant) => Heard::Granted {
-                    token: grant.token.get(),
+                EventKind::Granted => Heard::Granted {
+                    token: event.token.unwrap().get(),
                 },
+                EventKind::Left => Heard::Refused("left".into()),
+                EventKind::Lost(LostReason::Released) => Heard::Lost("released"),
                 EventKind::Timeout { ttl_ms } => Heard::NotAcquired { ttl_ms: *ttl_ms },
                 EventKind::Lost(LostReason::Expired) => Heard::Lost("expired"),
                 EventKind::Lost(LostReason::Broken) => Heard::Lost("broken"),

@@ -116,7 +116,11 @@ fn alphabet(owners: usize) -> Vec<Op> {
             release(lock, owner, Mode::Write),
             renew(Mode::Read, SHORT_MS),
             renew(Mode::Write, SHORT_MS),
-            Op::Cancel { lock, owner },
+            Op::Cancel {
+                lock,
+                owner,
+                mode: None,
+            },
         ]
     };
     let mut ops: Vec<Op> = (0..owners).flat_map(of_owner).collect();
@@ -143,7 +147,11 @@ fn alphabet_of_three() -> Vec<Op> {
     let mut ops: Vec<Op> = (0..OWNERS.len()).flat_map(of_owner).collect();
     ops.extend([
         acquire(lock, 0, Mode::Plain, SHORT_MS, Waits::Block(0)),
-        Op::Cancel { lock, owner: 1 },
+        Op::Cancel {
+            lock,
+            owner: 1,
+            mode: None,
+        },
         Op::PassDeadline { more_ms: 0 },
     ]);
     ops
@@ -166,6 +174,8 @@ fn alphabet_of_a_session() -> Vec<Op> {
         client,
         block_ms: None,
         grace_ms,
+        epoch: None,
+        after: None,
     };
     let queue = Waits::Queue(0);
     vec![
@@ -269,7 +279,11 @@ fn alphabet_of_waits() -> Vec<Op> {
             release(0, owner, Mode::Read),
             release(0, owner, Mode::Write),
             release(1, owner, Mode::Plain),
-            Op::Cancel { lock: 0, owner },
+            Op::Cancel {
+                lock: 0,
+                owner,
+                mode: None,
+            },
         ]
     };
     (0..OWNERS.len()).flat_map(of_owner).collect()

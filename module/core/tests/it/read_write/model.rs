@@ -5,7 +5,9 @@
 
 use crate::foreign::Change;
 use crate::keyspace::Reading;
-use crate::model::{acquire, events, interrupt, lease, lock, owner, release, renew, wait};
+use crate::model::{
+    acquire, bind, cancel, events, interrupt, lease, lock, owner, release, renew, wait,
+};
 use crate::twin::Waits;
 use crate::world::{Named, OWNERS, Op, SESSIONS, replay};
 use proptest::prelude::*;
@@ -103,9 +105,10 @@ fn ours() -> impl Strategy<Value = Op> {
         14 => acquire(mode()),
         9 => release(mode()),
         4 => renew(mode()),
-        2 => events(),
+        3 => events(),
+        1 => bind(),
         2 => (0usize..3).prop_map(|client| Op::Close { client }),
-        1 => (lock(), owner()).prop_map(|(lock, owner)| Op::Cancel { lock, owner }),
+        1 => cancel(lock()),
         1 => lock().prop_map(|lock| Op::Break { lock }),
         3 => (0i64..40).prop_map(|ms| Op::Pass { ms }),
         1 => (800i64..2600).prop_map(|ms| Op::Pass { ms }),
@@ -182,7 +185,7 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
         4 => belongs_to_a_session(),
         2 => tick_or_interrupt(),
         1 => Just(Op::Break { lock: 0 }),
-        1 => owner().prop_map(|owner| Op::Cancel { lock: 0, owner }),
+        1 => cancel(Just(0)),
         1 => foreign(by_redisson),
         // Queue and holds of the lock are looked at, and nothing else has changed.
         1 => Just(Op::Foreign {
@@ -200,6 +203,8 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
             client: session,
             block_ms: None,
             grace_ms: 0,
+            epoch: None,
+            after: None,
         });
         let moment = [Op::Multi].into_iter().chain(before).chain(ends);
         moment
@@ -253,6 +258,8 @@ fn history_of_endings() -> impl Strategy<Value = Vec<Op>> {
             client: session,
             block_ms: None,
             grace_ms: 0,
+            epoch: None,
+            after: None,
         };
         [listens(0), listens(1)]
             .into_iter()
@@ -296,6 +303,8 @@ fn history(op: impl Strategy<Value = Op>) -> impl Strategy<Value = Vec<Op>> {
             client: session,
             block_ms: None,
             grace_ms: 20,
+            epoch: None,
+            after: None,
         };
         [events(0), events(1)].into_iter().chain(ops).collect()
     })

@@ -129,9 +129,11 @@ impl Server {
             client,
             block_ms: None,
             grace_ms,
+            epoch: None,
+            after: None,
         };
         match self.does(&op) {
-            Reply::Events(events) => events,
+            Reply::Events(mut told) => told.remove(0).events,
             other => panic!("{other:?}"),
         }
     }
@@ -210,7 +212,11 @@ fn a_writer_gets_its_turn_among_readers_without_end() {
 fn when_a_waiting_writer_leaves_those_it_held_up_come_in() {
     let leaves: [fn(&mut Server); 3] = [
         |server| {
-            server.does(&Op::Cancel { lock: 0, owner: B });
+            server.does(&Op::Cancel {
+                lock: 0,
+                owner: B,
+                mode: None,
+            });
         },
         |server| {
             server.does(&Op::Disconnect { client: 0 });
@@ -291,9 +297,17 @@ fn once_looks_at_holds_and_waits_of_the_mode_named() {
         assert_eq!(server.does(&again(mode)), Reply::Waits);
         assert_ne!(server.does(&again(other)), Reply::Waits);
         assert_eq!(server.line(), [(OWNERS[B], mode)]);
-        // CANCEL takes either mode.
-        let cancel = Op::Cancel { lock: 0, owner: B };
-        assert_eq!(server.does(&cancel), Reply::Number(1));
+        // CANCEL takes either mode, or only the one that it names.
+        let cancels = |mode| Op::Cancel {
+            lock: 0,
+            owner: B,
+            mode,
+        };
+        for (named, left) in [(Some(other), 0), (Some(mode), 1), (None, 0)] {
+            assert_eq!(server.does(&cancels(named)), Reply::Number(left));
+        }
+        server.waits(B, mode);
+        assert_eq!(server.does(&cancels(None)), Reply::Number(1));
     }
 }
 
@@ -339,7 +353,11 @@ fn a_circle_through_both_kinds_is_refused() {
         let closes = on(1, acquire(A, Plain, 50, FOREVER));
         assert_eq!(server.does(&closes), Reply::Deadlock);
         // When the wait has left there is none.
-        server.does(&Op::Cancel { lock: 0, owner: B });
+        server.does(&Op::Cancel {
+            lock: 0,
+            owner: B,
+            mode: None,
+        });
         assert_eq!(server.does(&closes), Reply::Waits);
     }
     // A reader held up by a waiting writer alone waits for those whom the writer waits for.
@@ -591,6 +609,8 @@ fn a_sessions_hold_with_an_endless_timeout_key_is_lost_with_its_hash() {
             client: 0,
             block_ms: None,
             grace_ms: 20,
+            epoch: None,
+            after: None,
         });
         let mut enters = acquire(A, Read, 50, Waits::No);
         if let Op::Acquire { session, .. } = &mut enters {
@@ -890,89 +910,6 @@ fn a_scripts_hold_is_not_lost_when_another_in_the_hash_gets_a_token() {
     assert_eq!(server.events(0, 0), []);
 }
 
-#[test]
-fn a_grant_that_nobody_fetched_goes_back_and_on() {
-    let mut server = Server::new();
-    server.events(0, 30);
-    server.takes(A, Write, 50);
-    server.does(&of_session(B, Read, 50, Waits::Queue(0)));
-    server.waits(C, Write);
-    server.releases(A, Write);
-    assert!(server.holds(B, Read));
-    server.does(&Op::Close { client: 0 });
-    assert!(!server.holds(B, Read) && server.holds(C, Write));
-    assert_eq!(server.0.counters().grants_taken_back, 1);
-}
-
-/// A server whose session 0 has not fetched B's grant.
-fn with_unfetched_grant(mode: Mode) -> Server {
-    let mut server = Server::new();
-    server.events(0, 30);
-    server.takes(A, Write, 50);
-    server.does(&of_session(B, mode, 50, Waits::Queue(0)));
-    server.releases(A, Write);
-    server
-}
-
-#[test]
-fn what_is_taken_back_is_the_grant_and_no_later_hold() {
-    let mut server = with_unfetched_grant(Read);
-    server.does(&Op::Break { lock: 0 });
-    server.takes(C, Read, 50);
-    server.takes(B, Read, 50);
-    server.does(&Op::Close { client: 0 });
-    assert!(server.holds(B, Read));
-}
-
-#[test]
-fn a_writers_grant_is_taken_back_though_others_have_changed_the_key() {
-    let mut server = with_unfetched_grant(Write);
-    server.sees(&[Change::Expire { ms: 40 }]);
-    server.does(&Op::Close { client: 0 });
-    assert!(!server.holds(B, Write));
-}
-
-#[test]
-fn a_readers_grant_is_taken_back_though_others_have_written_its_timeout_key() {
-    let mut server = with_unfetched_grant(Read);
-    server.sees(&[Change::SetTimeout {
-        owner: B,
-        number: 1,
-        value: "1",
-        ms: 50,
-    }]);
-    server.does(&Op::Close { client: 0 });
-    assert!(!server.holds(B, Read));
-}
-
-/// Otherwise there would be two owners: the newer hold would end unheard.
-#[test]
-fn a_writers_later_hold_is_not_taken_back_for_a_grant_that_was_over() {
-    let released = Op::Release {
-        lock: 0,
-        owner: B,
-        mode: Write,
-        token: Named::No,
-        lease_ms: None,
-    };
-    for over in [Op::Break { lock: 0 }, released] {
-        for session in [None, Some(1)] {
-            let mut server = with_unfetched_grant(Write);
-            server.events(1, 30);
-            server.does(&over);
-            let mut anew = acquire(B, Write, 50, Waits::No);
-            if let Op::Acquire { session: its, .. } = &mut anew {
-                *its = session;
-            }
-            server.does(&anew);
-            server.does(&acquire(C, Write, 50, Waits::Block(2)));
-            server.sees(&[Change::Expire { ms: 60 }]);
-            server.does(&Op::Close { client: 0 });
-            assert!(server.holds(B, Write));
-        }
-    }
-}
-
 /// The next in line need not wait until somebody looks again.
 #[test]
 fn two_waiting_writers_whom_a_script_makes_holders_are_both_told() {
@@ -990,19 +927,6 @@ fn two_waiting_writers_whom_a_script_makes_holders_are_both_told() {
     ]);
     assert!(server.holds(B, Write) && server.holds(C, Write));
     assert_eq!(server.0.counters().wait_ms.count(), 2);
-}
-
-#[test]
-fn word_of_the_reading_is_no_word_of_the_writing() {
-    let mut server = Server::new();
-    server.events(0, 30);
-    server.takes(A, Read, 50);
-    server.does(&of_session(B, Write, 50, Waits::Queue(0)));
-    server.releases(A, Read);
-    server.takes(B, Read, 50);
-    assert_eq!(server.renews(B, Read, 50), Reply::Number(1));
-    server.does(&Op::Close { client: 0 });
-    assert!(server.holds(B, Read) && !server.holds(B, Write));
 }
 
 #[test]
@@ -1095,6 +1019,8 @@ fn writing_and_reading_under_two_sessions_end_together() {
                 client,
                 block_ms: None,
                 grace_ms: 0,
+                epoch: None,
+                after: None,
             });
             server.does(&Op::Acquire {
                 lock: 0,
@@ -1133,6 +1059,8 @@ fn a_hold_is_looked_at_after_what_ends_beside_it() {
             client,
             block_ms: None,
             grace_ms: 0,
+            epoch: None,
+            after: None,
         });
         server.does(&Op::Acquire {
             lock: 0,

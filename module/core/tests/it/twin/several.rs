@@ -61,8 +61,6 @@ impl Twin {
         for place in places {
             if self.is_free(place) {
                 self.life.lose_all(place, None, now);
-            } else if entry.once {
-                self.life.confirm(place, &entry.owner, Mode::Plain, true);
             }
             let (count, token) = self.enter(place, &entry, now).unwrap();
             let to = Some(entry.owner.clone());
@@ -139,10 +137,17 @@ impl Twin {
         })
     }
 
-    pub(crate) fn release_several(&mut self, places: &[Place], owner: &[u8], now: Now) -> Reply {
+    pub(crate) fn release_several(
+        &mut self,
+        places: &[Place],
+        owner: &[u8],
+        by: Option<u64>,
+        now: Now,
+    ) -> Reply {
         if let Some(refused) = self.cannot_count(places, owner) {
             return refused;
         }
+        self.by = by;
         let (mut released, mut freed) = (0, Vec::new());
         for place in places {
             if !self.holds(place, owner, Mode::Plain) {
@@ -153,14 +158,18 @@ impl Twin {
             let is_last = self.count(place, owner, Mode::Plain) == Some(1);
             if is_last && self.space.plain_owners(place).len() == 1 {
                 // All are released before anyone is granted.
-                self.life
-                    .unbind(&(place.clone(), owner.to_vec(), Mode::Plain));
+                let of = (place.clone(), owner.to_vec(), Mode::Plain);
+                if let Some(by) = by {
+                    self.life.given_back(&of, by);
+                }
+                self.life.unbind(&of);
                 self.space.delete(place);
                 freed.push(place);
             } else {
                 self.leave(place, owner, Mode::Plain, None, now);
             }
         }
+        self.by = None;
         for place in freed {
             self.free(place, Mode::Plain, now);
         }

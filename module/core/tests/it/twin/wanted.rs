@@ -2,7 +2,7 @@
 
 use super::{PermitsRequest, Reply, Twin};
 use crate::keyspace::Place;
-use crate::life::{HoldName, Name, News};
+use crate::life::{HoldName, Name, News, event_of};
 use rlock_core::Mode;
 
 /// Readers let others read, and nobody waits for what it holds.
@@ -60,12 +60,12 @@ impl Twin {
                     .any(|(owner, mode)| keeps_out(of, owner, *mode));
             if hold.asks_if_wanted && is_wanted {
                 hold.asks_if_wanted = false;
-                told.push((hold.session, of.clone()));
+                told.push((hold.session, hold.token, of.clone()));
             }
         }
-        for (session, (place, owner, mode)) in told {
-            let news = News::Wanted(length);
-            self.life.tell(session, news, &place, &owner, mode);
+        for (session, token, of) in told {
+            let event = event_of(&of, News::Wanted(length), token);
+            self.life.tell(session, event);
         }
     }
 

@@ -1,10 +1,19 @@
 //! What the driver does for sessions: EVENTS, those who wait there, and connections that close.
 
-use super::{SESSIONS, World, each_of};
-use crate::life::{Call, Life, Name, News, TwinEvent, in_any_order};
+use super::{Op, SESSIONS, World};
+use crate::life::{After, Call, Epoch, Life, Name, News, TwinEvent, TwinTold, in_any_order};
 use crate::twin::Reply;
-use rlock_core::request::Events;
-use rlock_core::{Effect, Event, EventKind, LostReason, SessionId, Wait};
+use rlock_core::request::{Bind, Events};
+use rlock_core::{Effect, Event, EventKind, LostReason, Moment, SessionId, Token, Told, Wait};
+
+/// The options of EVENTS.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    epoch: Option<Epoch>,
+    after: Option<After>,
+    block_ms: Option<i64>,
+    grace_ms: i64,
+}
 
 /// A client that waits for events.
 #[derive(Clone, Debug)]
@@ -17,21 +26,58 @@ pub(super) struct Listening {
 }
 
 impl World {
-    pub(super) fn events(
+    pub(super) fn happen_to_sessions(&mut self, op: &Op) -> Result<(Reply, Reply), String> {
+        match *op {
+            Op::Events {
+                session,
+                client,
+                block_ms,
+                grace_ms,
+                epoch,
+                after,
+            } => {
+                let asked = Asked {
+                    epoch,
+                    after,
+                    block_ms,
+                    grace_ms,
+                };
+                self.events(session, client, asked)
+            }
+            Op::Close { client } => self.close(client),
+            // In a transaction nothing is sent, and nobody is blocked.
+            _ if self.in_multi => Ok((Reply::Nothing, Reply::Nothing)),
+            Op::Bind {
+                session,
+                client,
+                epoch,
+            } => self.bind(session, client, epoch),
+            Op::Unblock { client } => self.unblock(client),
+            Op::Deliver => self.deliver(),
+            _ => Err(format!("{op:?} is not about sessions")),
+        }
+    }
+
+    fn events(
         &mut self,
         name: Name,
         client: usize,
-        block_ms: Option<i64>,
-        grace_ms: i64,
+        asked: Asked,
     ) -> Result<(Reply, Reply), String> {
         let client_id = self.connections[client];
         if self.is_blocked(client_id) {
             return Ok((Reply::Nothing, Reply::Nothing));
         }
+        let life = &self.twin.life;
+        let known = life.sessions.get(&name).and_then(|of| of.epoch);
+        let epoch = asked.epoch.map(|epoch| epoch.number(known));
+        let after = asked.after.map(|after| life.moment(name, after));
         let request = Events {
             session: self.session(name),
-            block: block_ms.map(|ms| Wait::from_ms(ms).unwrap()),
-            grace_ms,
+            epoch,
+            after: after.map(|(life, seq)| Moment { life, seq }),
+            block: asked.block_ms.map(|ms| Wait::from_ms(ms).unwrap()),
+            grace_ms: asked.grace_ms,
         };
         if !self.twin.life.sessions.contains_key(&name) {
             // What the last session of this name was to be told ended with it.
@@ -40,61 +86,118 @@ impl World {
         let now = self.clock.now;
         let mut effects = Vec::new();
         let limits = self.twin.life.limits;
-        let session = self
+        let attached = self
             .locks
             .attach(&request, client_id, limits, now, &mut effects);
         self.twin.life.limits_are_heard();
-        let refused = self.twin.cannot_attach(name, client_id);
-        let session = match (session, refused) {
-            (Ok(session), None) => session,
+        let attached = match (attached, self.twin.cannot_attach(name, epoch)) {
+            (Ok(attached), None) => attached,
             (Err(refusal), Some(refused)) => {
                 return Ok((Reply::Refused(refusal.to_string()), refused));
             }
-            (session, refused) => return Err(format!("EVENTS: {session:?}, {refused:?}")),
+            (attached, refused) => return Err(format!("EVENTS: {attached:?}, {refused:?}")),
         };
         self.call(&effects)?;
-        self.twin.life.attach(name, client_id, grace_ms);
-        let (events, should) = self.fetch(name, session)?;
-        let is_news = !events.is_empty();
-        let (of_core, of_twin) = (Reply::Events(events), Reply::Events(should));
-        let Some(block_ms) = block_ms.filter(|_| !is_news && !self.in_multi) else {
-            return Ok((of_core, of_twin));
+        // What the client says it has heard without being told.
+        self.ledger.hears_of(name, after, &self.twin);
+        let life = &mut self.twin.life;
+        let at_once = life.attach(name, client_id, epoch, after, asked.grace_ms);
+        if attached.at_once != at_once {
+            return Err(format!("EVENTS: {attached:?}, at once {at_once}"));
+        }
+        let waits = asked.block_ms.filter(|_| !at_once && !self.in_multi);
+        let Some(block_ms) = waits else {
+            let (told, should) = self.take_events(name, attached.session)?;
+            return Ok((Reply::Events(vec![told]), Reply::Events(vec![should])));
         };
         let listener = self.seats;
         self.seats += 1;
         let wait = Wait::from_ms(block_ms).unwrap();
-        self.locks.listen(session, listener, wait, now);
+        self.locks.listen(attached.session, listener, wait, now);
         self.twin.life.listen(name, listener, block_ms, now);
         let listening = Listening {
             name,
-            session,
+            session: attached.session,
             client_id,
             called: None,
         };
         self.listening.insert(listener, listening);
-        Ok((of_core, of_twin))
+        Ok((Reply::Waits, Reply::Waits))
     }
 
     /// Takes the events of a session, and what they should be.
-    fn fetch(
+    fn take_events(
         &mut self,
         name: Name,
         session: SessionId,
-    ) -> Result<(Vec<TwinEvent>, Vec<TwinEvent>), String> {
-        let events: Vec<TwinEvent> = self.locks.fetch(session).iter().map(shown).collect();
-        if !self.locks.fetch(session).is_empty() {
-            return Err("events are there to be fetched twice".into());
+    ) -> Result<(TwinTold, TwinTold), String> {
+        let now = self.clock.now;
+        let told = self.locks.take_events(session, now);
+        let again = self.locks.take_events(session, now);
+        if told != again {
+            return Err(format!("told {told:?}, and then {again:?}"));
         }
-        for event in &events {
+        let told = shown(&told.ok_or("the session has ended")?);
+        let before = &self.twin.life.sessions[&name];
+        let told_before = if before.life.is_some() {
+            before.told
+        } else {
+            0
+        };
+        let should = self.twin.life.take_events(name, now);
+        let numbered = (told.after + 1..).zip(&told.events);
+        for (_, event) in numbered.filter(|(seq, _)| *seq > told_before) {
             self.ledger.is_told(name, event)?;
         }
-        let should = self.twin.life.fetch(name);
         self.ledger.all_is_told(name, &self.twin)?;
-        Ok((in_any_order(events), in_any_order(should)))
+        // Those that were told before are told in the same order.
+        let again = told_before.saturating_sub(should.after);
+        let again = usize::try_from(again).unwrap().min(should.events.len());
+        if told.events.get(..again) != Some(&should.events[..again]) {
+            return Err(format!("told again {told:?}\n  should {should:?}"));
+        }
+        let (in_order, should) = (sorted(told.clone()), sorted(should));
+        if in_order == should {
+            self.twin.life.are_in_order(name, &told.events);
+        }
+        Ok((in_order, should))
+    }
+
+    fn bind(&mut self, name: Name, client: usize, epoch: Epoch) -> Result<(Reply, Reply), String> {
+        let client_id = self.connections[client];
+        if self.is_blocked(client_id) {
+            return Ok((Reply::Nothing, Reply::Nothing));
+        }
+        let request = Bind {
+            session: self.session(name),
+            epoch: epoch.number(self.twin.life.bind_epoch(name)),
+        };
+        let bound = self.locks.bind(&request, client_id);
+        let of_twin = self.twin.bind_connection(name, client_id, request.epoch);
+        let of_core = match bound {
+            Ok(bound) => Reply::Bound {
+                life: bound.life,
+                former: bound.former,
+            },
+            Err(error) => Reply::Refused(error.to_string()),
+        };
+        if let Reply::Bound {
+            former: Some(former),
+            ..
+        } = &of_core
+        {
+            let former = self.connection_of(*former);
+            let former = former.ok_or("a connection is bound that has closed")?;
+            let (any, should) = self.close(former)?;
+            if any != should {
+                return Err(format!("BIND closes {former}: {any:?}, {should:?}"));
+            }
+        }
+        Ok((of_core, of_twin))
     }
 
     /// Those who were called get their events, or hear that they are no longer the ones to.
-    pub(super) fn deliver(&mut self) -> Result<(Reply, Reply), String> {
+    fn deliver(&mut self) -> Result<(Reply, Reply), String> {
         self.under_way.clear();
         let called: Vec<(usize, Call)> = self
             .listening
@@ -105,19 +208,19 @@ impl World {
         for (listener, call) in called {
             let listening = self.listening.remove(&listener).unwrap();
             if call == Call::Woken {
-                let (events, twins) = self.fetch_if_ours(&listening)?;
-                all.extend(events);
-                should.extend(twins);
+                let told = self.take_if_ours(&listening)?;
+                all.extend(told.iter().map(|(told, _)| told.clone()));
+                should.extend(told.map(|(_, should)| should));
             }
         }
         Ok((Reply::Events(all), Reply::Events(should)))
     }
 
     /// Another may have taken the session over meanwhile: the events are its to get.
-    fn fetch_if_ours(
+    fn take_if_ours(
         &mut self,
         listening: &Listening,
-    ) -> Result<(Vec<TwinEvent>, Vec<TwinEvent>), String> {
+    ) -> Result<Option<(TwinTold, TwinTold)>, String> {
         let Listening {
             name,
             session,
@@ -129,14 +232,17 @@ impl World {
             return Err(format!("whether {name} lives by {client_id}: {is_ours}"));
         }
         if is_ours {
-            self.fetch(name, session)
-        } else {
-            Ok((Vec::new(), Vec::new()))
+            return self.take_events(name, session).map(Some);
+        }
+        let now = self.clock.now;
+        match self.locks.take_events_as(session, client_id, now) {
+            Err(_) => Ok(None),
+            Ok(told) => Err(format!("{told:?} is another's to hear")),
         }
     }
 
     /// CLIENT UNBLOCK, of a client that waits for events.
-    pub(super) fn unblock(&mut self, client: usize) -> Result<(Reply, Reply), String> {
+    fn unblock(&mut self, client: usize) -> Result<(Reply, Reply), String> {
         let client_id = self.connections[client];
         let waits =
             |listening: &Listening| listening.client_id == client_id && listening.called.is_none();
@@ -147,8 +253,9 @@ impl World {
         let listening = self.listening.remove(&listener).unwrap();
         self.locks.listen_no_more(listening.session, listener);
         self.twin.life.listen_no_more(listening.name, listener);
-        let (events, should) = self.fetch_if_ours(&listening)?;
-        Ok((Reply::Events(events), Reply::Events(should)))
+        let told = self.take_if_ours(&listening)?;
+        let (told, should) = told.into_iter().unzip();
+        Ok((Reply::Events(told), Reply::Events(should)))
     }
 
     /// A connection closes; the next on this place is another client's.
@@ -210,6 +317,11 @@ impl World {
         Ok(())
     }
 
+    /// The client id of a connection.
+    pub(crate) fn client_id(&self, client: usize) -> u64 {
+        self.connections[client]
+    }
+
     /// The place that a client's connection has among those of EVENTS.
     pub(crate) fn connection_of(&self, client_id: u64) -> Option<usize> {
         self.connections.iter().position(|of| *of == client_id)
@@ -232,7 +344,13 @@ impl World {
             }
             // From a connection that nobody else uses.
             let client = self.connections.len() - 1;
-            let (of_core, of_twin) = self.events(name, client, None, 0)?;
+            let asked = Asked {
+                epoch: None,
+                after: None,
+                block_ms: None,
+                grace_ms: 0,
+            };
+            let (of_core, of_twin) = self.events(name, client, asked)?;
             if of_core != of_twin {
                 return Err(format!("in the end: core {of_core:?}, twin {of_twin:?}"));
             }
@@ -241,16 +359,30 @@ impl World {
     }
 }
 
-fn shown(event: &Event) -> TwinEvent {
+fn sorted(told: TwinTold) -> TwinTold {
+    TwinTold {
+        events: in_any_order(told.events),
+        ..told
+    }
+}
+
+fn shown(told: &Told) -> TwinTold {
+    TwinTold {
+        life: told.after.life,
+        after: told.after.seq,
+        events: told.events.iter().map(event_shown).collect(),
+    }
+}
+
+fn event_shown(event: &Event) -> TwinEvent {
     let news = match &event.kind {
-        EventKind::Granted(grant) => News::Granted {
-            token: grant.token.get(),
-            several: each_of(grant),
-        },
+        EventKind::Granted => News::Granted,
         EventKind::Timeout { ttl_ms } => News::Timeout(*ttl_ms),
+        EventKind::Left => News::Left,
         EventKind::Lost(LostReason::Expired) => News::Lost("expired"),
         EventKind::Lost(LostReason::Broken) => News::Lost("broken"),
         EventKind::Lost(LostReason::Deleted) => News::Lost("deleted"),
+        EventKind::Lost(LostReason::Released) => News::Lost("released"),
         EventKind::Error(refusal) => News::Error(refusal.to_string()),
         EventKind::Wanted { waiters } => News::Wanted((*waiters).into()),
     };
@@ -258,5 +390,7 @@ fn shown(event: &Event) -> TwinEvent {
         news,
         place: (event.lock.db, event.lock.name.to_vec()),
         owner: event.owner.to_vec(),
+        mode: event.mode,
+        token: event.token.map(Token::get),
     }
 }

@@ -85,8 +85,10 @@ impl World {
 
     fn release_several(&mut self, locks: &[usize], owner: &[u8]) -> Result<(Reply, Reply), String> {
         let args: Vec<_> = [owner.to_vec()].into_iter().chain(named(locks)).collect();
-        let request = MultiRelease::parse(args.iter().map(Vec::as_slice))
+        let mut request = MultiRelease::parse(args.iter().map(Vec::as_slice))
             .map_err(|refusal| format!("{args:?}: {refusal}"))?;
+        let by = self.by();
+        request.by = by;
         let places = distinct(locks);
         let are_full = places
             .iter()
@@ -94,7 +96,7 @@ impl World {
         let are_full: Vec<_> = are_full.collect();
         let replies =
             self.decide_several(Command::MultiRelease(&request), places[0].0, |twin, now| {
-                twin.release_several(&places, owner, now)
+                twin.release_several(&places, owner, by, now)
             })?;
         for (place, was_full) in places.iter().zip(are_full) {
             self.may_make_room(place, was_full);
