@@ -83,7 +83,7 @@ async fn a_dropped_wait_for_several_whose_grant_is_unheard_leaves_nothing() {
     alice.let_go("b", "alice");
     until("it is granted", || server.holder("b").is_some());
     until("it is told", || {
-        server.info_number("rlock_unfetched_events") == 0
+        server.info_number("rlock_unacknowledged_events") > 0
     });
     let cancels = calls(&server, "cancel");
     waiting.abort();
@@ -578,7 +578,7 @@ async fn granted_unheard<G: Send + 'static>(
     far.cut_to_client();
     alice.run(format!("RLOCK.RELEASE {name} alice {mode}"));
     until("it is told", || {
-        server.info_number("rlock_unfetched_events") == 0
+        server.info_number("rlock_unacknowledged_events") > 0
     });
     let beside = beside.await.unwrap();
     far.sever();

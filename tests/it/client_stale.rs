@@ -154,7 +154,9 @@ async fn a_broken_writer_is_not_confirmed_by_a_grant_that_is_given_back() {
     let renewed = tokio::spawn(async move { renewed.renew().await });
     until("renewed", || calls(&server, "renew") == 1);
     assert_eq!(server.run("RLOCK.BREAK r"), 1);
-    until("told", || server.info_number("rlock_unfetched_events") == 0);
+    until("told", || {
+        server.info_number("rlock_unacknowledged_events") == 0
+    });
     tokio::time::sleep(100 * MS).await;
     let again = tokio::spawn(async move { lock.write_timeout(Duration::from_secs(60)).await });
     until("granted", || server.run("EXISTS r") == 1);
@@ -242,7 +244,9 @@ async fn a_writer_broken_unheard_is_not_confirmed_by_a_grant_that_is_given_back(
     let writer = lock.write().await.unwrap();
     third.cut_to_client();
     assert_eq!(server.run("RLOCK.BREAK r"), 1);
-    until("told", || server.info_number("rlock_unfetched_events") == 0);
+    until("told", || {
+        server.info_number("rlock_unacknowledged_events") > 0
+    });
     far.cut_to_client();
     let next = tokio::spawn(async move { lock.write_timeout(Duration::from_secs(60)).await });
     until("granted", || server.run("EXISTS r") == 1);

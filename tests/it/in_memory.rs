@@ -53,7 +53,7 @@ fn command(random: &mut Random) -> String {
             format!("RLOCK.MRENEW {owner} {lease} {keys} {session}")
         }
         13..15 => format!("RLOCK.RENEW {key} {owner} {lease} {mode} {session}"),
-        15 => format!("RLOCK.CANCEL {key} {owner}"),
+        15 => format!("RLOCK.CANCEL {key} {owner} {mode}"),
         16 => format!("RLOCK.BREAK {key}"),
         17 => format!("RLOCK.RELEASE {key} {owner} {mode} TOKEN 7"),
         18 => format!("RLOCK.ACQUIRE {key}"),
@@ -96,34 +96,46 @@ impl InMemory {
 async fn compare(network: &Network, at: &str, real: &Server, commands: &[&str]) {
     let mut in_memory = InMemory::at(network, at).await;
     let mut real = real.connect().resp3();
+    let (mut real_answers, mut answers) = (Answers::default(), Answers::default());
     for command in commands {
         let expected = real.run(command);
         let answer = in_memory.run(command).await;
+        let (expected, answer) = (real_answers.shown(&expected), answers.shown(&answer));
         // Each server says this in other words.
         let refused = "WAIT cannot be used with replica instances";
-        let both_refuse = [&answer, &expected]
-            .iter()
-            .all(|reply| format!("{reply:?}").contains(refused));
+        let both_refuse = answer.contains(refused) && expected.contains(refused);
         assert!(
             both_refuse || answer == expected,
-            "{command}: {answer:?}, {expected:?}"
+            "{command}: {answer}, {expected}"
         );
     }
 }
 
-/// Answers with tokens numbered as they come, and with times roughly.
+/// Answers with tokens and lives numbered as they come, and with times roughly.
 #[derive(Default)]
-struct Answers(HashMap<i64, usize>);
+struct Answers {
+    tokens: HashMap<i64, usize>,
+    lives: HashMap<i64, usize>,
+}
 
 impl Answers {
     fn shown(&mut self, reply: &Reply) -> String {
         const A_TOKEN: i64 = 1_000_000_000_000_000;
         match reply {
             Reply::Int(token) if *token > A_TOKEN => {
-                let next = self.0.len();
-                format!("token {}", self.0.entry(*token).or_insert(next))
+                let next = self.tokens.len();
+                format!("token {}", self.tokens.entry(*token).or_insert(next))
             }
             Reply::Int(ms) if *ms > 1_000_000 => format!("{} min", (ms + 600_000) / 1_800_000 * 30),
+            // EVENTS, and the place in a queue: a life may be the same number as a token.
+            Reply::Array(all) if matches!(all[..], [Reply::Int(_), Reply::Array(_)]) => {
+                let (life, events) = (self.life(&all[0]), self.shown(&all[1]));
+                format!("[{life} {events}]")
+            }
+            Reply::Array(all) if matches!(all[..], [Reply::Int(-1), _, _, Reply::Int(_)]) => {
+                let life = self.life(&all[3]);
+                format!("queued {:?} {:?} {life}", all[1], all[2])
+            }
             Reply::Array(all) => {
                 let all: Vec<String> = all.iter().map(|one| self.shown(one)).collect();
                 format!("[{}]", all.join(" "))
@@ -132,6 +144,11 @@ impl Answers {
             Reply::Error(text) if text.starts_with(b"DEADLOCK") => "DEADLOCK".to_owned(),
             other => format!("{other:?}"),
         }
+    }
+
+    fn life(&mut self, life: &Reply) -> String {
+        let next = self.lives.len();
+        format!("life {}", self.lives.entry(life.int()).or_insert(next))
     }
 }
 
@@ -179,6 +196,95 @@ fn the_server_in_memory_answers_as_a_real_one() {
             server.info_number("rlock_sessions") == 0
         });
     }
+}
+
+/// By which connection each command goes, and the command; `LIFE` is that of the session.
+const OF_A_BOUND_CONNECTION: [(usize, &str); 34] = [
+    (1, "RLOCK.BIND s EPOCH 1"),
+    (0, "RLOCK.EVENTS s EPOCH 3 GRACE 3600000"),
+    (0, "RLOCK.EVENTS s EPOCH 2 GRACE 3600000"),
+    (1, "RLOCK.BIND s EPOCH 1"),
+    (2, "RLOCK.BIND s EPOCH 1"),
+    (2, "RLOCK.BIND s EPOCH x"),
+    (2, "RLOCK.BIND s"),
+    (1, "RLOCK.BIND s EPOCH 2"),
+    (1, "RLOCK.ACQUIRE a one 3600000 SESSION s"),
+    (1, "RLOCK.RELEASE a one"),
+    (0, "RLOCK.EVENTS s GRACE 3600000"),
+    (1, "RLOCK.ACQUIRE a one 3600000 SESSION s ONCE"),
+    (1, "RLOCK.MACQUIRE one 3600000 2 b c SESSION s ONCE"),
+    (2, "RLOCK.RELEASE a one"),
+    (2, "RLOCK.MRELEASE one 2 b c"),
+    (0, "RLOCK.EVENTS s EPOCH 3 AFTER 1 0 BLOCK 0 GRACE 3600000"),
+    (
+        0,
+        "RLOCK.EVENTS s EPOCH 3 AFTER LIFE 1 BLOCK 0 GRACE 3600000",
+    ),
+    (
+        0,
+        "RLOCK.EVENTS s EPOCH 3 AFTER LIFE 1 BLOCK 0 GRACE 3600000",
+    ),
+    (
+        0,
+        "RLOCK.EVENTS s EPOCH 3 AFTER LIFE 3 BLOCK 1 GRACE 3600000",
+    ),
+    (0, "RLOCK.EVENTS s AFTER LIFE GRACE 0"),
+    (2, "RLOCK.ACQUIRE a two 3600000 READ"),
+    (1, "RLOCK.ACQUIRE a one 3600000 WRITE QUEUE 0 SESSION s"),
+    (
+        1,
+        "RLOCK.ACQUIRE a one 3600000 WRITE QUEUE 0 SESSION s ONCE",
+    ),
+    (1, "RLOCK.CANCEL a one READ"),
+    (1, "RLOCK.CANCEL a one PERMITS 1"),
+    (1, "RLOCK.CANCEL a one WRITE"),
+    (1, "RLOCK.ACQUIRE a one 3600000 WRITE QUEUE 0 SESSION s"),
+    (2, "RLOCK.RELEASE a two READ"),
+    (3, "RLOCK.EVENTS s EPOCH 4 AFTER LIFE 4 GRACE 3600000"),
+    (0, "RLOCK.EVENTS s EPOCH 3 AFTER LIFE 4 GRACE 3600000"),
+    (2, "RLOCK.BIND s EPOCH 3"),
+    (2, "RLOCK.RELEASE a one WRITE"),
+    (2, "RLOCK.BIND t EPOCH 9"),
+    (3, "RLOCK.EVENTS s EPOCH 4 GRACE 0"),
+];
+
+#[test]
+fn a_session_in_memory_has_lives_and_a_command_connection_as_a_real_one() {
+    let server = Server::start();
+    rlock_test::run(1, async |network| {
+        let _server = network.server("server:6379");
+        let mut twins = Vec::new();
+        for _ in 0..4 {
+            twins.push((server.connect().resp3(), InMemory::open(&network).await));
+        }
+        let (mut real_answers, mut answers) = (Answers::default(), Answers::default());
+        let mut lives = ["1".to_owned(), "1".to_owned()];
+        let mut history = Vec::new();
+        for (at, command) in OF_A_BOUND_CONNECTION {
+            let (real, in_memory) = &mut twins[at];
+            let [here, there] = lives.each_ref().map(|life| command.replace("LIFE", life));
+            let replies = [real.run(here), in_memory.run(&there).await];
+            if command.starts_with("RLOCK.EVENTS") && !replies[0].is_error() {
+                lives = replies.each_ref().map(|told| told.told().0.to_string());
+            }
+            // Each server has a run id of its own, of one length.
+            let [real, answer] = replies.map(|reply| match reply.clone() {
+                Reply::Array(of) if command.starts_with("RLOCK.BIND") => {
+                    assert_eq!(of[1].text().len(), 40);
+                    Reply::Array(vec![of[0].clone(), Reply::Array(vec![])])
+                }
+                reply => reply,
+            });
+            let real = real_answers.shown(&real);
+            history.push(format!("{at}: {command} -> {real}"));
+            assert_eq!(real, answers.shown(&answer), "{}", history.join("\n"));
+        }
+        // The former one was closed when another was bound.
+        let (real, InMemory(in_memory)) = &mut twins[1];
+        assert!(real.try_run("PING").is_err(), "{}", history.join("\n"));
+        let mut byte = [0];
+        assert!(matches!(in_memory.read(&mut byte).await, Ok(0) | Err(_)));
+    });
 }
 
 #[test]
@@ -343,11 +449,12 @@ impl<'a> Twins<'a> {
         for (session, (real, in_memory)) in SESSIONS.iter().zip(&mut self.listeners) {
             let fetch = format!("RLOCK.EVENTS {session} GRACE 3600000");
             let (mut told, mut expected) = (Vec::new(), Vec::new());
+            let (mut life, mut expected_life) = (Reply::Null, Reply::Null);
             for _ in 0..2_000 {
                 sleep(Duration::from_millis(1)).await;
-                expected.extend(in_memory.run(&fetch).await.array().iter().cloned());
+                expected_life = add_told(&mut expected, &in_memory.run(&fetch).await);
                 until("the real one has told as much", || {
-                    told.extend(real.run(&fetch).array().iter().cloned());
+                    life = add_told(&mut told, &real.run(&fetch));
                     told.len() >= expected.len()
                 });
                 if told.len() == expected.len() {
@@ -355,10 +462,20 @@ impl<'a> Twins<'a> {
                 }
             }
             let at = self.real.port();
-            let (told, expected) = (Reply::Array(told), Reply::Array(expected));
+            let told = Reply::Array(vec![life, Reply::Array(told)]);
+            let expected = Reply::Array(vec![expected_life, Reply::Array(expected)]);
             compared.both(&format!("{at}: {fetch}"), &told, &expected);
         }
     }
+}
+
+/// Adds the events that a session is told. Its life.
+fn add_told(all: &mut Vec<Reply>, told: &Reply) -> Reply {
+    let [life, events] = told.array() else {
+        panic!("not what EVENTS answers, but {told:?}");
+    };
+    all.extend(events.array().iter().cloned());
+    life.clone()
 }
 
 /// A command for locks of this slot.
