@@ -21,8 +21,8 @@ pub(super) struct PipelinedSession {
     /// Its own, as a part of the process: it closes when this is dropped.
     pub(super) life: Life,
     grace: u64,
-    /// None before the first answer.
-    life_of_session: Option<i64>,
+    /// The life of the session; none before the first answer.
+    begun_as: Option<i64>,
     /// The server's number of the session's connection.
     pub(super) id: i64,
     events: Conn,
@@ -46,7 +46,7 @@ impl PipelinedSession {
         };
         let mut session = Self {
             grace,
-            life_of_session: None,
+            begun_as: None,
             id,
             events,
             commands: Conn::open(life.address)?,
@@ -196,7 +196,7 @@ impl PipelinedSession {
         let [life, events] = reply.array() else {
             panic!("not what EVENTS answers, but {reply:?}");
         };
-        if *self.life_of_session.get_or_insert(life.int()) != life.int() {
+        if *self.begun_as.get_or_insert(life.int()) != life.int() {
             return Err(io::Error::other("the session has begun anew"));
         }
         for event in events.array() {
@@ -207,7 +207,7 @@ impl PipelinedSession {
             let kind = kind.text();
             // By this session, on its connection for commands, which is not bound; or the slot of
             // a hold has moved.
-            let is_released = kind == "lost" && *value == Reply::from("released");
+            let is_released = kind == "lost" && value.text() == "released";
             if is_released || kind == "error" && token.int() != 0 {
                 continue;
             }

@@ -31,8 +31,8 @@ struct Session<'a> {
     life: &'a Life,
     name: String,
     grace: u64,
-    /// None before the first answer.
-    life_of_session: Option<i64>,
+    /// The life of the session; none before the first answer.
+    begun_as: Option<i64>,
     listening: Conn,
     commands: Conn,
     waits: Vec<(String, Use)>,
@@ -45,7 +45,7 @@ impl<'a> Session<'a> {
             life,
             name: life.owner(),
             grace: *random.pick(&[0, 300]),
-            life_of_session: None,
+            begun_as: None,
             listening: Conn::open(life.address)?,
             commands: Conn::open(life.address)?,
             waits: Vec::new(),
@@ -128,7 +128,7 @@ impl<'a> Session<'a> {
         let [life, events] = reply.array() else {
             panic!("not what EVENTS answers, but {reply:?}");
         };
-        if *self.life_of_session.get_or_insert(life.int()) != life.int() {
+        if *self.begun_as.get_or_insert(life.int()) != life.int() {
             return Err(io::Error::other("the session has begun anew"));
         }
         for event in events.array() {
@@ -154,7 +154,7 @@ impl<'a> Session<'a> {
                     drop(self.end_wait(&owner, |_| format!("error {code}")));
                 }
                 // By this session, on its connection for commands, which is not bound.
-                "lost" if *value == Reply::from("released") => {}
+                "lost" if value.text() == "released" => {}
                 // What is lost one need not give back.
                 "lost" => self.holds.retain(|(_, the_use)| the_use.owner != owner),
                 "wanted" => wanted(&lock.text(), &owner),
