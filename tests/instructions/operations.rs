@@ -74,7 +74,13 @@ pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
         // From here on there is a session, and with it the module listens to changed keys: each
         // costs more.
         Operation {
-            before: Box::new(|_| vec![step(format!("RLOCK.EVENTS {SESSION}"), "[]")]),
+            before: Box::new(|_| {
+                vec![
+                    step(format!("RLOCK.EVENTS {SESSION}"), "[_, []]"),
+                    // Otherwise the session would be told of each release.
+                    step(format!("RLOCK.BIND {SESSION} EPOCH 1"), "[_, _]"),
+                ]
+            }),
             ..operation("ACQUIRE SESSION + RELEASE", |key| {
                 pair(key, &format!(" SESSION {SESSION}"), "")
             })
@@ -86,7 +92,7 @@ pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
             before: Box::new(|key| {
                 let (key, queue) = (elsewhere(key), format!(" QUEUE 0 SESSION {SESSION}"));
                 let held = acquire(&key, OWNER, "", "[1, _]");
-                vec![held, acquire(&key, OTHER, &queue, "[-1, 1]")]
+                vec![held, acquire(&key, OTHER, &queue, "[-1, 1, _, _]")]
             }),
             after: Box::new(|key| {
                 let key = elsewhere(key);
@@ -149,11 +155,11 @@ fn pair_of_three(key: &str) -> Vec<Step> {
 fn hand_over(key: &str, from: &str, to: &str) -> Vec<Step> {
     let queue = format!(" QUEUE 0 SESSION {SESSION}");
     vec![
-        acquire(key, to, &queue, "[-1, 1]"),
+        acquire(key, to, &queue, "[-1, 1, _, _]"),
         release(key, from, "", "0"),
         step(
             format!("RLOCK.EVENTS {SESSION}"),
-            "[[\"granted\", _, _, _]]",
+            "[_, [[_, \"granted\", _, _, _, _, _, _]]]",
         ),
     ]
 }

@@ -485,7 +485,7 @@ async fn a_grant_of_several_whose_word_is_lost_is_not_entered_twice() {
     far.cut_to_client();
     alice.let_go("b", "alice");
     until("it is granted", || server.holder("b").is_some());
-    // Fetched, and so not taken back with the connection.
+    // The reply is lost with the connection, and the next call acknowledges it.
     until("it is told", || {
         server.info_number("rlock_unacknowledged_events") > 0
     });

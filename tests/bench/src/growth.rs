@@ -12,7 +12,7 @@ use crate::results::{Results, at};
 use crate::rounds::{Run, alternate};
 use crate::uncontended::{OWNER, hold, rlock_load, set_load};
 use crate::waiters::session_connection;
-use crate::wire::Step;
+use crate::wire::{Step, request};
 
 pub(crate) const PART: &str = "growth";
 
@@ -121,7 +121,8 @@ fn sessions(run: &Run, results: &mut Results) {
     for sessions in run.up_to(1000, &[1, 10, 100, 1000, 10_000]) {
         while (session_connections.len() as u64) < sessions {
             let name = format!("session:{}", session_connections.len());
-            session_connections.push(session_connection(&host.server, &name));
+            let connection = session_connection(&host.server, &name);
+            session_connections.push((name, connection));
         }
         // Ten thousand pairs, each for the next session.
         let each = 200;
@@ -135,6 +136,13 @@ fn sessions(run: &Run, results: &mut Results) {
                 .collect()
         });
         for round in 0..run.rounds(5) {
+            // The load comes by connections that are not bound to the sessions, so each session is
+            // told of its releases. Two calls: the second acknowledges what the first has told.
+            for (name, connection) in &mut session_connections {
+                let events = request(&["RLOCK.EVENTS", name]);
+                connection.send(&[&*events, &*events].concat());
+                while connection.line() != b"*0" {}
+            }
             let pace = load.round(&mut host, run.length(250));
             let values = [pace.cpu_us, pace.per_second];
             results.add(&at(SESSIONS, sessions), SESSION_PAIR, round, &values);

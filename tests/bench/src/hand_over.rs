@@ -140,6 +140,10 @@ impl Queued {
         let session = format!("circle:{waiters}");
         let events = session_connection(&host.server, &session);
         let mut commands = Wire::open(&host.server);
+        // Otherwise the session would be told of each release.
+        let bind = ["RLOCK.BIND", &session, "EPOCH", "1"];
+        commands.ask(&bind, &["*2", ":", "$40"]);
+        commands.skip(1); // the server's run id
         let first = [
             "RLOCK.ACQUIRE",
             &lock,
@@ -176,9 +180,10 @@ impl Circle for Queued {
         let holder = self.line.pop_front().unwrap();
         let begun = Instant::now();
         self.commands.send(&holder.1);
-        self.events.expect(&["*1", "*4", "$7", "granted"]);
+        self.events
+            .expect(&["*2", ":", "*1", "*8", ":", "$7", "granted"]);
         self.events.skip(4); // the names of the lock and its owner, with their lengths
-        self.events.expect(&[":"]);
+        self.events.expect(&[":", ":", "$5", "plain", ":0"]);
         let taken = us(begun);
         self.commands.expect(&[":0"]);
         self.commands.carry_out(&holder.0);

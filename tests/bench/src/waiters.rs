@@ -11,7 +11,7 @@ const A_LOCK: u64 = 10;
 /// A session connection. The waits and holds of the session end with it.
 pub(crate) fn session_connection(server: &Server, session: &str) -> Wire {
     let mut wire = Wire::open(server);
-    wire.ask(&["RLOCK.EVENTS", session], &["*0"]);
+    wire.ask(&["RLOCK.EVENTS", session], &["*2", ":", "*0"]);
     wire
 }
 
@@ -27,7 +27,7 @@ pub(crate) fn queue(lock: &str, owner: &str, session: &str) -> Step {
         "SESSION",
         session,
     ];
-    Step::of(&words, &["*2", ":-1", ":"])
+    Step::of(&words, &["*4", ":-1", ":", ":", ":"])
 }
 
 /// Waiters on locks that are held and stay so, ten on each. They go with the connection.

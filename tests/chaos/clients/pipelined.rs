@@ -21,6 +21,8 @@ pub(super) struct PipelinedSession {
     /// Its own, as a part of the process: it closes when this is dropped.
     pub(super) life: Life,
     grace: u64,
+    /// The life of the session; none before the first answer.
+    begun_as: Option<i64>,
     /// The server's number of the session's connection.
     pub(super) id: i64,
     events: Conn,
@@ -44,6 +46,7 @@ impl PipelinedSession {
         };
         let mut session = Self {
             grace,
+            begun_as: None,
             id,
             events,
             commands: Conn::open(life.address)?,
@@ -190,12 +193,24 @@ impl PipelinedSession {
         if let Reply::Error(text) = &reply {
             return Err(io::Error::other(String::from_utf8_lossy(text).into_owned()));
         }
-        for event in reply.array() {
-            let [kind, _, owner, value] = event.array() else {
+        let [life, events] = reply.array() else {
+            panic!("not what EVENTS answers, but {reply:?}");
+        };
+        if *self.begun_as.get_or_insert(life.int()) != life.int() {
+            return Err(io::Error::other("the session has begun anew"));
+        }
+        for event in events.array() {
+            let [_seq, kind, _, owner, value, token, _mode, _db] = event.array() else {
                 panic!("not an event, but {event:?}");
             };
             let owner = owner.text();
             let kind = kind.text();
+            // By this session, on its connection for commands, which is not bound; or the slot of
+            // a hold has moved.
+            let is_released = kind == "lost" && value.text() == "released";
+            if is_released || kind == "error" && token.int() != 0 {
+                continue;
+            }
             if kind == "lost" {
                 // What is lost one need not give back.
                 self.holds.retain(|(_, the_use)| the_use.owner != owner);

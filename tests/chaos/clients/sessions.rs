@@ -31,6 +31,8 @@ struct Session<'a> {
     life: &'a Life,
     name: String,
     grace: u64,
+    /// The life of the session; none before the first answer.
+    begun_as: Option<i64>,
     listening: Conn,
     commands: Conn,
     waits: Vec<(String, Use)>,
@@ -43,6 +45,7 @@ impl<'a> Session<'a> {
             life,
             name: life.owner(),
             grace: *random.pick(&[0, 300]),
+            begun_as: None,
             listening: Conn::open(life.address)?,
             commands: Conn::open(life.address)?,
             waits: Vec::new(),
@@ -122,8 +125,14 @@ impl<'a> Session<'a> {
         if let Reply::Error(text) = &reply {
             return Err(io::Error::other(String::from_utf8_lossy(text).into_owned()));
         }
-        for event in reply.array() {
-            let [kind, lock, owner, value] = event.array() else {
+        let [life, events] = reply.array() else {
+            panic!("not what EVENTS answers, but {reply:?}");
+        };
+        if *self.begun_as.get_or_insert(life.int()) != life.int() {
+            return Err(io::Error::other("the session has begun anew"));
+        }
+        for event in events.array() {
+            let [_seq, kind, lock, owner, value, token, _mode, _db] = event.array() else {
                 panic!("not an event, but {event:?}");
             };
             let owner = owner.text();
@@ -137,11 +146,15 @@ impl<'a> Session<'a> {
                     }
                 }
                 "timeout" => drop(self.end_wait(&owner, |_| "refused".to_owned())),
+                // The slot of a hold has moved.
+                "error" if token.int() != 0 => {}
                 "error" => {
                     let code = value.text();
                     let code = code.split(' ').next().unwrap_or("ERR");
                     drop(self.end_wait(&owner, |_| format!("error {code}")));
                 }
+                // By this session, on its connection for commands, which is not bound.
+                "lost" if value.text() == "released" => {}
                 // What is lost one need not give back.
                 "lost" => self.holds.retain(|(_, the_use)| the_use.owner != owner),
                 "wanted" => wanted(&lock.text(), &owner),
