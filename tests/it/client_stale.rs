@@ -155,11 +155,7 @@ async fn a_broken_writer_is_not_confirmed_by_a_grant_that_is_given_back() {
     until("renewed", || calls(&server, "renew") == 1);
     assert_eq!(server.run("RLOCK.BREAK r"), 1);
     until("told", || {
-<<<<<<< HEAD
-        server.info_number("rlock_unacknowledged_events") > 0
-=======
         server.info_number("rlock_unacknowledged_events") == 0
->>>>>>> events-client
     });
     tokio::time::sleep(100 * MS).await;
     let again = tokio::spawn(async move { lock.write_timeout(Duration::from_secs(60)).await });

@@ -102,7 +102,7 @@ impl Reply {
     #[track_caller]
     pub fn events(&self) -> Vec<(String, Self)> {
         let told = self.told().1.into_iter();
-        let others = told.filter(|event| event.value != Self::from("released"));
+        let others = told.filter(|event| event.value != "released");
         others.map(|event| (event.what, event.value)).collect()
     }
 
