@@ -439,7 +439,7 @@ fn client_unblock_in_the_turn_of_an_event_loses_none() {
         conn.pipeline(&["RLOCK.RELEASE k alice", &unblock]);
         let told = listener.read();
         let later = listener.run("RLOCK.EVENTS s");
-        let told_at_once = !told.is_error() && !told.array().is_empty();
+        let told_at_once = !told.is_error() && !told.events().is_empty();
         let (with_it, without) = if told_at_once {
             (told, later)
         } else {
@@ -447,7 +447,7 @@ fn client_unblock_in_the_turn_of_an_event_loses_none() {
         };
         with_it.granted("k", "bob");
         assert!(
-            without.is_error() || without.array().is_empty(),
+            without.is_error() || without.events().is_empty(),
             "{without:?}"
         );
     }

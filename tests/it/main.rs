@@ -58,8 +58,6 @@ mod renamed; // servers without some of their commands
 mod replication; // replicas, AOF, RDB, messages, notifications
 mod several_replication; // the same of readers, writers and several locks at once
 
-mod golden; // what earlier versions have left: files, and what their clients send
-
 mod atomic_migration; // slots that move as a whole
 mod attacks; // what was found by attacking the loop
 mod hostile; // any bytes, any keyspace

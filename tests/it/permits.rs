@@ -405,7 +405,7 @@ fn odd_fields_hold_nothing_and_are_shown() {
         assert_eq!(conn.run("EXISTS p"), 0, "with the last live hold it goes");
     }
     // Only such fields: nobody has any, and every kind can be had.
-    conn.run("HSET p mode permits bob odd");
+    conn.pipeline(&["HSET p mode permits bob odd", "PEXPIRE p 30000"]);
     conn.run("RLOCK.ACQUIRE p carol 30000").held();
     assert_eq!(conn.run("HEXISTS p bob"), 0);
 }

@@ -241,8 +241,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// The connection is gone, and with it the waits that had not ended by then. The events that are
-    /// kept are still to be told.
+    /// The connection is gone, and with it the waits that had not ended by then. The events that
+    /// are kept are still to be told.
     pub(crate) fn loses_its_line(&mut self, name: Name, twin: &Twin) {
         self.untold.retain(|(of, _, _), _| *of != name);
         let session = twin.life.sessions.get(&name);

@@ -1063,7 +1063,8 @@ fn refusals_of_sessions_begin_with_a_code_word_too() {
         ),
         (
             CommandError::CannotBind,
-            "ERR RLOCK.BIND needs a connection of its own, so not here within MULTI or another call",
+            "ERR RLOCK.BIND needs a connection of its own, \
+             so not here within MULTI or another call",
         ),
         (
             CommandError::BoundToAnother,

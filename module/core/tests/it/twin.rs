@@ -592,8 +592,8 @@ impl Twin {
         }
     }
 
-    /// Sessions that left too many events unacknowledged begin another life. The rest is as if their
-    /// connections had closed.
+    /// Sessions that left too many events unacknowledged begin another life. The rest is as if
+    /// their connections had closed.
     pub(crate) fn overflow(&mut self, now: Now) -> Vec<Name> {
         let names = self.life.overflowing();
         for name in &names {
