@@ -19,7 +19,8 @@ pub(crate) const SESSIONS_MAX_DEFAULT: i64 = 100_000;
 pub(crate) const SESSIONS_MAX_BOUNDS: (i64, i64) = (1, 10_000_000);
 
 /// `rlock.max-events-per-session`: how many events a session may leave unacknowledged; with one
-/// more it counts as if its connection had closed, and its next EVENTS begins another life. Takes effect with the next EVENTS of any session.
+/// more it counts as if its connection had closed, and its next EVENTS begins another life. Takes
+/// effect with the next EVENTS of any session.
 pub(crate) static EVENTS_PER_SESSION_MAX: AtomicI64 =
     AtomicI64::new(EVENTS_PER_SESSION_MAX_DEFAULT);
 pub(crate) const EVENTS_PER_SESSION_MAX_DEFAULT: i64 = 100_000;

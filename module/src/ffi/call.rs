@@ -353,7 +353,7 @@ impl<'a> Ctx<'a> {
             return run_id();
         }
         let id = server!(RedisModule_GetMyClusterID());
-        // SAFETY: the id has this length, and lives as long as the server. It has no end of its own.
+        // SAFETY: the id has this length and no end of its own, and lives as long as the server.
         let id = unsafe { slice::from_raw_parts(id.cast::<u8>(), NODE_ID_LEN) };
         String::from_utf8_lossy(id).into_owned()
     }
