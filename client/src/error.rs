@@ -269,8 +269,8 @@ impl Error {
             "ERR" if details.starts_with("unknown command") => ErrorKind::ModuleNotLoaded,
             "ERR" if details.starts_with("max number of clients") => ErrorKind::Unavailable,
             // It has not carried the command out and may do so later.
-            "READONLY" | "NOSESSION" | "TAKENOVER" | "SESSIONSFULL" | "LOADING" | "BUSY"
-            | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "UNBLOCKED" | "NOREPLICAS"
+            "READONLY" | "NOSESSION" | "TAKENOVER" | "STALE" | "SESSIONSFULL" | "LOADING"
+            | "BUSY" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "UNBLOCKED" | "NOREPLICAS"
             | "MISCONF" => ErrorKind::Unavailable,
             _ => ErrorKind::Refused,
         };
@@ -465,6 +465,7 @@ mod tests {
             "READONLY",
             "NOSESSION",
             "TAKENOVER",
+            "STALE",
             "SESSIONSFULL",
             "LOADING",
             "BUSY",
