@@ -1,5 +1,7 @@
 //! What is counted: each operation is a few commands, with the replies that they must have.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use crate::scripts::Scripts;
 
 /// Who holds, and who wants it next; as the crate writes owners.
@@ -78,7 +80,10 @@ pub(crate) fn all(scripts: Scripts) -> Vec<Operation> {
                 vec![
                     step(format!("RLOCK.EVENTS {SESSION}"), "[_, []]"),
                     // Otherwise the session would be told of each release.
-                    step(format!("RLOCK.BIND {SESSION} EPOCH 1"), "[_, _]"),
+                    step(
+                        format!("RLOCK.BIND {SESSION} EPOCH {}", next_epoch()),
+                        "[_, _]",
+                    ),
                 ]
             }),
             ..operation("ACQUIRE SESSION + RELEASE", |key| {
@@ -152,6 +157,12 @@ fn pair_of_three(key: &str) -> Vec<Step> {
 }
 
 /// From one owner to the other, who waits for the session and fetches what it is told.
+/// It is bound before each count, with a larger number.
+fn next_epoch() -> u32 {
+    static LAST: AtomicU32 = AtomicU32::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
 fn hand_over(key: &str, from: &str, to: &str) -> Vec<Step> {
     let queue = format!(" QUEUE 0 SESSION {SESSION}");
     vec![

@@ -12,7 +12,7 @@ use crate::interface::request::Acquire;
 use crate::interface::stored::{Count, Stored};
 use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::agenda::Job;
-use crate::memory::hold::HoldIndex;
+use crate::memory::hold::{HoldIndex, SessionHold};
 use crate::memory::log::metrics::count;
 use crate::memory::state::{Locks, held_ms};
 use crate::values::ids::{HoldId, RecordId, SessionId};
@@ -338,10 +338,9 @@ impl Decision<'_> {
     }
 
     /// Drops the record of a hold that has ended, and tells nobody.
-    pub(crate) fn forget_hold(&mut self, owner: &[u8], mode: Mode) {
-        if let Some(id) = self.session_hold(owner, mode) {
-            self.locks.forget_hold(id);
-        }
+    pub(crate) fn forget_hold(&mut self, owner: &[u8], mode: Mode) -> Option<SessionHold> {
+        let id = self.session_hold(owner, mode)?;
+        self.locks.forget_hold(id)
     }
 
     /// The owner's hold is lost: tells the session that has it, if any.

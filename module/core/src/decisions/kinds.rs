@@ -6,6 +6,7 @@ use crate::interface::error::CommandError;
 use crate::interface::event::{EventKind, LostReason};
 use crate::interface::request::{Release, Renew};
 use crate::interface::stored::Stored;
+use crate::memory::hold::SessionHold;
 use crate::values::ids::SessionId;
 use crate::values::mode::Mode;
 use crate::values::token::Token;
@@ -61,28 +62,38 @@ impl Decision<'_> {
     /// The owner gives its hold back. The session that has it is told, unless it was its own
     /// connection that gave it back.
     pub(crate) fn give_back(&mut self, stored: &Stored, request: &Release<'_>) -> Then {
-        let hold = self.session_hold(request.owner, request.mode);
-        let hold = hold.and_then(|hold| self.locks.holds.get(hold));
+        let (then, hold) = self.end_hold(stored, request.owner, request.mode);
         if let Some((hold, by)) = hold.zip(request.by)
             && !self.locks.sessions.is_bound(hold.session, by)
         {
-            let (hold, released) = (hold.clone(), EventKind::Lost(LostReason::Released));
+            let released = EventKind::Lost(LostReason::Released);
             self.locks.tell_of(hold, released, self.effects);
         }
-        self.end(stored, request.owner, request.mode)
+        then
     }
 
     /// Ends the owner's hold in this mode, whatever its count.
     pub(crate) fn end(&mut self, stored: &Stored, owner: &[u8], mode: Mode) -> Then {
+        self.end_hold(stored, owner, mode).0
+    }
+
+    /// The same. Returns also the hold's record, if it belonged to a session.
+    fn end_hold(
+        &mut self,
+        stored: &Stored,
+        owner: &[u8],
+        mode: Mode,
+    ) -> (Then, Option<SessionHold>) {
         let token = stored.own(mode).and_then(|(_, token)| token);
         self.record_hold(owner, mode, token);
-        self.forget_hold(owner, mode);
-        match stored {
+        let hold = self.forget_hold(owner, mode);
+        let then = match stored {
             Stored::Plain(hash) => self.end_plain(hash),
             Stored::ReadWrite(hash) => self.end_read_write(hash, mode),
             Stored::Permits(hash) => self.end_permits(hash),
             Stored::Free | Stored::NoHolder | Stored::OtherType | Stored::Data => Then::Nothing,
-        }
+        };
+        (then, hold)
     }
 
     /// Starts the lease of the owner's hold anew.
