@@ -197,6 +197,7 @@ fn a_resp3_connection_with_subscriptions_waits_or_is_told_that_it_cannot() {
     let server = Server::start();
     server.connect().take("k", "alice");
     let mut conn = server.connect().resp3();
+    conn.run("RLOCK.EVENTS s").events();
     conn.run("SUBSCRIBE news");
     let told = conn.run("RLOCK.EVENTS s BLOCK 1");
     if Version::at_hand().blocks_subscribers() {
