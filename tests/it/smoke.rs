@@ -209,6 +209,29 @@ fn smoke_a_session_connection_killed_in_the_turn_of_the_grant() {
 }
 
 #[test]
+fn smoke_a_connection_is_bound_and_the_one_before_closed() {
+    let server = Server::start();
+    let mut life = server.session_connection("s");
+    let mut alice = server.connect();
+    alice.take("k", "alice");
+    for (epoch, waits) in [true, false, true].into_iter().enumerate() {
+        let mut old = server.connect();
+        old.run(format!("RLOCK.BIND s EPOCH {}", 2 * epoch)).array();
+        old.take_for(&format!("k{epoch}"), "bob", "s");
+        if waits {
+            old.send("RLOCK.ACQUIRE k bob 30000 BLOCK 0 SESSION s");
+            old.expect_nothing_yet();
+        }
+        let mut new = server.connect();
+        new.run(format!("RLOCK.BIND s EPOCH {}", 2 * epoch + 1))
+            .array();
+        old.read_to_end();
+        assert_eq!(new.let_go(&format!("k{epoch}"), "bob"), 0);
+    }
+    assert_eq!(life.run("RLOCK.EVENTS s AFTER 1 0").events(), []);
+}
+
+#[test]
 fn smoke_freed_in_other_ways() {
     let server = Server::start();
     let mut conn = server.connect();

@@ -86,16 +86,19 @@ async fn sessions(fleet: &Fleet, options: &Listing) -> Result<u8, Failure> {
             state.to_owned(),
             of("holds"),
             of("waiters"),
+            of("unacknowledged"),
             time(session.get("age-ms").unwrap_or(&Json::Null)),
             time(session.get("grace-ms").unwrap_or(&Json::Null)),
             of("client-id"),
+            of("bound"),
             of("address"),
         ]
     });
     let rows: Vec<_> = rows.collect();
     say_table(
         &[
-            "SESSION", "STATE", "HOLDS", "WAITS", "AGE", "GRACE", "CLIENT", "ADDRESS",
+            "SESSION", "STATE", "HOLDS", "WAITS", "EVENTS", "AGE", "GRACE", "CLIENT", "BOUND",
+            "ADDRESS",
         ],
         &rows,
     )?;

@@ -39,6 +39,9 @@ const REPLICATED: [&str; 7] = [
 /// key has expired, `lazyfree-lazy-expire` says.
 const DELETIONS: [&str; 2] = ["DEL", "UNLINK"];
 
+/// With it the module closes the connection that was bound before.
+const CLOSES: &str = "CLIENT";
+
 /// What is wrong with a server.
 struct Finding {
     node: String,
@@ -58,7 +61,7 @@ struct Examined {
     module: Option<String>,
     /// Of CONFIG GET.
     config: HashMap<String, String>,
-    /// Those of [`REPLICATED`] and [`DELETIONS`] that it does not have.
+    /// Those of [`REPLICATED`], [`DELETIONS`] and [`CLOSES`] that it does not have.
     lacks: Vec<&'static str>,
     /// Of ACL GETUSER default; null if it was not asked, or refused to tell.
     default_user: Json,
@@ -173,7 +176,7 @@ impl Examined {
     }
 
     async fn ask_for_commands(&mut self, node: &Node) -> Result<(), RedisError> {
-        let names = || REPLICATED.into_iter().chain(DELETIONS);
+        let names = || REPLICATED.into_iter().chain(DELETIONS).chain([CLOSES]);
         let mut ask = cmd("COMMAND");
         ask.arg("INFO");
         for name in names() {
@@ -312,6 +315,13 @@ impl Examined {
             ));
         } else if let Some(name) = DELETIONS.into_iter().find(|name| self.lacks(name)) {
             self.deletes(name, found);
+        }
+        if self.lacks(CLOSES) {
+            found.push((
+                "commands",
+                format!("it has no {CLOSES}: RLOCK.BIND refuses every connection"),
+                "take the rename-command line out of its configuration file, and restart it",
+            ));
         }
     }
 
