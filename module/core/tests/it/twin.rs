@@ -1233,7 +1233,10 @@ impl Twin {
                     self.shrink(place, owner);
                 } else {
                     let end = present.max(Some(end)).unwrap();
-                    self.space.delete(&timeout_key(place, owner, count - 1));
+                    // A new hold has no earlier entry, whatever key a script left.
+                    if is_held {
+                        self.space.delete(&timeout_key(place, owner, count - 1));
+                    }
                     self.set_timeout(place, owner, count, token, end);
                     self.prolong(place, owner, end, looks_at_all);
                 }
