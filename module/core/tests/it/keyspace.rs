@@ -537,7 +537,9 @@ impl Keyspace {
 
     /// That of a reader's latest entry.
     pub(crate) fn delete_latest_timeout(&mut self, at: &Place, owner: &[u8]) {
-        if let Some(count) = self.field(at, owner).and_then(|value| number(value)) {
+        // A script can make a count that is none, and write a timeout key for it.
+        let count = self.field(at, owner).and_then(|value| number(value));
+        if let Some(count) = count.filter(|count| *count >= 1) {
             self.delete(&timeout_key(at, owner, count));
         }
     }
