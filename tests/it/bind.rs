@@ -10,8 +10,8 @@ fn bound(server: &Server, epoch: usize) -> Conn {
 }
 
 /// An old connection has sent `length` commands, and a new one is bound while the server has read
-/// neither, in either order. What the server carries out of the old one's commands comes before
-/// the reply: a command that is carried out afterwards would be a second owner's.
+/// neither, in either order. The server may carry out commands of the old one before the reply. One
+/// that is carried out afterwards would be a second owner's.
 fn race(server: &Server, round: usize, length: usize, old_first: bool, slow: bool) {
     let mut old = bound(server, 2 * round + 1);
     let mut new = server.connect();
@@ -142,7 +142,7 @@ fn the_former_connection_may_be_the_session_connection_or_a_subscriber() {
     next.read_to_end();
 }
 
-/// What the old one has sent may be carried out after the session's end as well.
+/// The commands of the old one may be carried out after the session's end as well.
 #[test]
 fn the_former_connection_is_closed_after_the_sessions_end_too() {
     let server = Server::start();

@@ -110,7 +110,7 @@ fn waiters_of_a_lock_that_becomes_data_are_told() {
     assert_eq!(server.info_number("rlock_waiters"), 0);
 }
 
-/// Only so many fields are looked at.
+/// A thousand fields are looked at.
 #[test]
 fn a_hash_of_many_counts_is_a_lock_whatever_comes_last() {
     let server = Server::start();

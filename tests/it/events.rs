@@ -714,8 +714,8 @@ fn a_server_that_becomes_a_replica_tells_queued_waiters() {
     conn.queue("k", "carol", "t");
     conn.take_for("held", "dave", "s");
     assert_eq!(conn.run("REPLICAOF 127.0.0.1 1"), "OK");
-    // One that has a hold begins another life: it must confirm what it holds, wherever that is now,
-    // and ask for its waits again.
+    // A session with a hold begins another life: its client must confirm its holds at the new
+    // primary, and ask for its waits again.
     let (life_now, events) = life.run("RLOCK.EVENTS s").told();
     assert!(life_now > began && events.is_empty(), "{events:?}");
     let (event, error) = other.run("RLOCK.EVENTS t").event();

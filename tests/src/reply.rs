@@ -87,7 +87,7 @@ impl Reply {
         }
     }
 
-    /// What a session is told: kind, key and owner of each event as one text, and its value.
+    /// The events of a reply to EVENTS: kind, key and owner of each as one text, and its value.
     /// Without the holds that the test itself has given back on a connection that is not bound.
     ///
     /// ```
@@ -106,7 +106,7 @@ impl Reply {
         others.map(|event| (event.what, event.value)).collect()
     }
 
-    /// What a session is told: its life, and the events.
+    /// The life and the events of a reply to EVENTS.
     #[track_caller]
     pub fn told(&self) -> (i64, Vec<Event>) {
         let [life, events] = self.array() else {

@@ -77,7 +77,7 @@ pub(crate) enum Released {
 pub(crate) struct Told {
     /// Another one than before says that the session has begun anew.
     pub(crate) life: i64,
-    /// What has happened, in order.
+    /// The events, in order.
     pub(crate) events: Vec<Event>,
 }
 

@@ -326,7 +326,7 @@ fn rlock(
             let mut request = request::Bind::parse(args())?;
             request.session.user = USER;
             let bound = engine.bind(&request, client.id)?;
-            // What this has sent and was not read yet is never carried out.
+            // Its commands that were not read yet are never carried out.
             if let Some(former) = bound.former {
                 who.connections.close(former);
             }

@@ -15,7 +15,7 @@ use std::rc::Rc;
 /// One decision refuses at most this many waiters that have nothing to wait for.
 pub(crate) const TOLD_AT_ONCE: usize = 100;
 
-/// A wait, and whom to tell how it ended. A wait for several locks is told under its first lock.
+/// A wait, and where its outcome is sent. A wait for several locks is named by its first lock.
 pub(crate) struct WaitOf {
     pub(crate) lock: LockKey,
     pub(crate) owner: Rc<[u8]>,

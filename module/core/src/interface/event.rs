@@ -1,4 +1,4 @@
-//! What a session is told, and how it names the events that it has heard.
+//! The events of a session, and the numbers by which its client acknowledges them.
 
 use crate::interface::error::CommandError;
 use crate::values::lock_key::LockKey;

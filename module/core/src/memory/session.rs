@@ -113,7 +113,7 @@ impl Session {
     }
 }
 
-/// What an EVENTS call finds.
+/// The session of an EVENTS call.
 #[derive(Clone, Copy, Debug)]
 pub struct Attached {
     /// The session.
@@ -424,7 +424,7 @@ impl Sessions {
         None
     }
 
-    /// Tells all events that are not acknowledged, and begins a life if there is none.
+    /// Returns all events that are not acknowledged, and begins a life if there is none.
     pub(crate) fn take_events(&mut self, id: SessionId, now: Now) -> Option<Told> {
         let session = self.arena.get_mut(id.0)?;
         session.is_woken = false;

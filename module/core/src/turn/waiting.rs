@@ -224,7 +224,7 @@ impl Locks {
         Some(self.joined(first, waiters, is_new, reply_to))
     }
 
-    /// What the driver is told of a waiter. A blocked client is told neither place nor moment.
+    /// The answer to the driver. For a blocked client it has neither place nor moment.
     fn joined(
         &mut self,
         waiter: WaiterId,

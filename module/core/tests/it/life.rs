@@ -336,7 +336,7 @@ impl Life {
         }
     }
 
-    /// Tells all that is not acknowledged, and begins a life if there is none.
+    /// Returns all events that are not acknowledged, and begins a life if there is none.
     pub(crate) fn take_events(&mut self, name: Name, now: Now) -> TwinTold {
         let session = self.sessions.get_mut(&name).unwrap();
         session.is_woken = false;
@@ -353,7 +353,7 @@ impl Life {
         }
     }
 
-    /// What was told was told in this order.
+    /// The events that were told before come in the same order.
     pub(crate) fn are_in_order(&mut self, name: Name, events: &[TwinEvent]) {
         let session = self.sessions.get_mut(&name).unwrap();
         for (kept, told) in session.events.iter_mut().zip(events) {
@@ -467,7 +467,7 @@ impl Life {
         }));
     }
 
-    /// The session ends. What it reads goes first.
+    /// The session ends. Its read holds go first.
     fn end_session(&mut self, name: Name) {
         self.sessions.remove(&name);
         self.overflowing.remove(&name);

@@ -58,7 +58,7 @@ fn after_names_any_number_before_the_events_are_told_and_after_that() {
             let left = usize::try_from(EVENTS - heard).unwrap();
             let should = (heard, vec![BROKEN; left]);
             assert_eq!(hears(&mut world, 0, Some(After::Seq(seq))), should);
-            // What was dropped does not come back.
+            // An event that was dropped does not come back.
             assert_eq!(hears(&mut world, 0, Some(After::Seq(0))), should);
         }
     }
