@@ -11,7 +11,6 @@
 
 import asyncio
 import itertools
-import math
 import threading
 import uuid
 from collections import deque
@@ -22,8 +21,10 @@ from time import monotonic as now
 from redis.asyncio.connection import Connection, parse_url
 from redis.exceptions import LockError, RedisError, ResponseError
 
-PAUSE = 0.05  # seconds before another attempt to connect
-BATCH = 1000  # commands that are sent before their replies are read
+# Seconds before another attempt to connect; commands that are sent before their replies are read.
+PAUSE, BATCH = 0.05, 1000
+# The part of a lease or grace that a client may count on: clocks run at different speeds.
+SAFE = 0.98
 ASKING, REFUSED, WAITING, HELD, OVER = "asking", "refused", "waiting", "held", "over"
 
 
@@ -31,9 +32,12 @@ class NotAcquired(LockError):
     """The lock was not free within the timeout."""
 
 
-def safe(seconds):
-    """The part of a lease or grace that a client may count on: clocks run at different speeds."""
-    return seconds * 0.99 - 0.002
+def settle(future, error=None):
+    """Unless its caller has given up."""
+    if error and not future.done():
+        future.set_exception(error)
+    elif not future.done():
+        future.set_result(True)
 
 
 async def reply_on(connection):
@@ -46,13 +50,13 @@ async def reply_on(connection):
 class Guard:
     """A hold of a lock, or a call for one. Each has an owner of its own."""
 
-    def __init__(self, client, name, mode, queue):
-        self.client, self.name, self.mode, self.queue = client, name, mode, queue
+    def __init__(self, client, name, mode):
+        self.client, self.name, self.mode = client, name, (mode,) if mode else ()
         self.owner = f"{client.session}:{next(client.numbers)}"
-        self.terms = (int(client.lease * 1000), *mode, "SESSION", client.session)
+        self.terms = (int(client.lease * 1000), *self.mode, "SESSION", client.session)
         self.granted = client.loop.create_future()
         self.lost, self.reason = client.event(), None  # an event to wait for, and its reason
-        self.timer, self.renewing = None, False
+        self.renewing = False
         client.guards[self.owner.encode()] = self
         self.ask()
 
@@ -63,8 +67,8 @@ class Guard:
 
     def valid_for(self):
         """For how many seconds the server surely grants the lock to nobody else."""
-        lease = self.since + safe(self.client.lease)
-        left = min(lease, self.client.confirmed[self.life] + safe(self.client.grace)) - now()
+        lease = self.since + self.client.lease * SAFE
+        left = min(lease, self.client.confirmed[self.life] + self.client.grace * SAFE) - now()
         if left <= 0:  # a validity that has ended never begins again
             self.lose("not confirmed in time")
         return 0 if self.lost.is_set() else left
@@ -72,16 +76,17 @@ class Guard:
     # In the client's event loop:
 
     def lose(self, reason):
-        if not self.lost.is_set():
-            self.reason = reason
-            self.lost.set()
+        self.reason = self.reason or reason
+        self.lost.set()
 
     def send(self, verb, *words):
-        self.client.send(self, (f"RLOCK.{verb}", self.name, self.owner, *words))
+        self.client.commands.append((self, (f"RLOCK.{verb}", self.name, self.owner, *words)))
+        self.client.idle.clear()
+        self.client.work.set()
 
     def ask(self):
         self.phase, self.kept = ASKING, []
-        self.send("ACQUIRE", *self.terms, *self.queue, "ONCE")
+        self.send("ACQUIRE", *self.terms, "QUEUE", 0, "ONCE")  # the client ends the wait
 
     def answer(self, verb, reply):
         """The reply to a command whose last sending was at `sent`, in the life `sent_in`."""
@@ -91,17 +96,15 @@ class Guard:
             if no_session:
                 self.phase = REFUSED  # until the next reply to EVENTS
             elif isinstance(reply, Exception):
-                self.fail(reply)
+                settle(self.granted, reply)
             elif reply[0] > 0:
                 self.hold(reply[1], self.sent, self.sent_in)
-            elif reply[0] == 0:
-                self.fail(TimeoutError())
             elif self.client.life in (reply[3], self.sent_in):
                 self.phase, self.seq, self.life = WAITING, *reply[2:]
             else:
                 self.ask()  # it was sent in an earlier life, whose waits have left
             for event in kept:
-                self.hear(*event, -math.inf)
+                self.hear(*event, 0)
         elif verb == "RLOCK.RENEW" and self.phase == HELD:
             self.renewing = False
             if reply == 1 and not self.is_lost():
@@ -122,19 +125,19 @@ class Guard:
             elif kind == "left":  # the queue, when the session connection closed
                 self.ask()
             elif kind in ("timeout", "error"):
-                self.fail(ResponseError(value.decode()) if kind == "error" else TimeoutError())
+                error = ResponseError(value.decode()) if kind == "error" else TimeoutError()
+                settle(self.granted, error)
 
     def hold(self, token, since, life):
         self.phase, self.token, self.since, self.life = HELD, token, since, life
         self.watch()
         self.renew()
-        if not self.granted.done():  # by a caller that gives up
-            self.granted.set_result(True)
+        settle(self.granted)
 
     def watch(self):
         """Tells of the end of the validity when it comes."""
         if self.phase == HELD and not self.is_lost():
-            self.timer = self.client.loop.call_later(self.valid_for(), self.watch)
+            self.client.loop.call_later(self.valid_for(), self.watch)
 
     def renew(self):
         is_due = self.life != self.client.life or now() > self.since + self.client.lease / 3
@@ -142,14 +145,8 @@ class Guard:
             self.renewing = True
             self.send("RENEW", *self.terms, "TOKEN", self.token)
 
-    def fail(self, error):
-        if not self.granted.done():
-            self.granted.set_exception(error)
-
     def release(self):
         """Gives back what the server may have for this owner, whatever was heard of it."""
-        if self.timer:
-            self.timer.cancel()
         if self.phase == HELD:
             self.send("RELEASE", *self.mode, "TOKEN", self.token)
         elif self.phase != OVER:
@@ -157,7 +154,7 @@ class Guard:
             self.send("RELEASE", *self.mode)
         self.phase = OVER
         self.lose("released")
-        self.fail(ConnectionError("the client is closed"))
+        settle(self.granted, ConnectionError("the client is closed"))
         self.client.guards.pop(self.owner.encode(), None)
 
 
@@ -167,10 +164,10 @@ class Client:
     def __init__(self, url, *, lease=30.0, grace=5.0, event=asyncio.Event):
         self.lease, self.grace, self.event = lease, grace, event
         self.session, self.numbers = str(uuid.uuid4()), itertools.count(1)
-        self.guards = {}  # by owner
-        self.commands = deque()  # without an answer, in order
-        self.life = self.seq = 0  # the last event heard
-        self.confirmed = {}  # life: when the last EVENTS answered in it was sent
+        # The guards by their owners, and the commands without an answer, in order.
+        self.guards, self.commands = {}, deque()
+        # The last event heard; for each life, when the last EVENTS answered in it was sent.
+        self.life, self.seq, self.confirmed = 0, 0, {}
         self.beat, self.work, self.idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.idle.set()
         self.patience = grace / 4  # without a reply for longer, a connection is replaced
@@ -180,17 +177,14 @@ class Client:
 
     @asynccontextmanager
     async def lock(self, name, *, timeout=None, mode=None):
-        """`timeout` is in seconds, 0: only if the lock is free. `mode` is READ or WRITE."""
-        # The client ends the wait, not the server. Without a queue the reply comes at once.
-        queue, patience = ((), self.grace) if timeout == 0 else (("QUEUE", 0), timeout)
-        terms = (self, name, (mode,) if mode else (), queue)
-        guard = Guard(*terms)
+        """Waits for the lock for `timeout` seconds, or without limit. `mode` is READ or WRITE."""
+        guard = Guard(self, name, mode)
         try:
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(timeout):
                     while await guard.granted and guard.is_lost():  # word of it came too late
                         guard.release()
-                        guard = Guard(*terms)
+                        guard = Guard(self, name, mode)
             except TimeoutError:
                 raise NotAcquired(f"{name} is busy") from None
             yield guard
@@ -200,8 +194,7 @@ class Client:
     async def __aenter__(self):
         self.loop = asyncio.get_running_loop()
         self.begun = self.loop.create_future()
-        serve = (self.listen, self.carry)
-        self.tasks = [asyncio.create_task(self.keep(each)) for each in serve]
+        self.tasks = [self.loop.create_task(self.keep(run)) for run in (self.listen, self.carry)]
         try:
             await self.begun
         except BaseException:
@@ -228,27 +221,24 @@ class Client:
                 await connection.connect()
                 await serve(connection, next(self.numbers))
             except (RedisError, OSError) as error:
-                if not self.begun.done():
-                    self.begun.set_exception(error)
+                settle(self.begun, error)
                 await asyncio.sleep(PAUSE)
             finally:
                 await connection.disconnect(nowait=True)
 
     async def listen(self, connection, number):
         """The session connection."""
-        grace = ("GRACE", int(self.grace * 1000))
-        words = ("RLOCK.EVENTS", self.session, "EPOCH", number, *grace, "AFTER")
-        pause = 0  # the first call confirms the session at once
+        words = ("RLOCK.EVENTS", self.session, "EPOCH", number, "GRACE", int(self.grace * 1000))
+        pause = 1  # millisecond: the first call confirms the session at once
         while True:
-            connection.socket_timeout = self.patience + pause
-            block = ("BLOCK", int(pause * 1000)) if pause else ()
+            connection.socket_timeout = self.patience + pause / 1000
             sent = now()
-            await connection.send_command(*words, self.life, self.seq, *block)
+            await connection.send_command(*words, "BLOCK", pause, "AFTER", self.life, self.seq)
             self.hear(sent, *await connection.read_response())
-            pause = min(self.grace / 5, self.lease / 6)
+            pause = int(min(self.grace / 5, self.lease / 6) * 1000)
 
     def hear(self, sent, life, events):
-        before = self.confirmed.get(life, -math.inf)
+        before = self.confirmed.get(life, 0)
         guards = list(self.guards.values())
         for guard in guards:
             if guard.phase == HELD:
@@ -271,13 +261,7 @@ class Client:
                 guard.renew()
         self.beat.set()
         self.work.set()  # in another life the command connection is replaced
-        if not self.begun.done():
-            self.begun.set_result(None)
-
-    def send(self, guard, words):
-        self.commands.append((guard, words))
-        self.idle.clear()
-        self.work.set()
+        settle(self.begun)
 
     async def carry(self, connection, number):
         """The command connection. What has no answer from the one before is sent again."""
@@ -291,8 +275,7 @@ class Client:
             batch = list(itertools.islice(self.commands, BATCH))
             for guard, _ in batch:
                 guard.sent, guard.sent_in = now(), life
-            packed = connection.pack_commands([words for _, words in batch])
-            await connection.send_packed_command(packed)
+            await connection.send_packed_command(connection.pack_commands(w for _, w in batch))
             for guard, words in batch:
                 reply = await reply_on(connection)
                 self.commands.popleft()
@@ -310,8 +293,7 @@ async def stay(context, entered, left):
             entered.set_result(value)
             await left.wait()
     except BaseException as error:
-        if not entered.done():
-            entered.set_exception(error)
+        settle(entered, error)
 
 
 class SyncClient:
@@ -334,12 +316,9 @@ class SyncClient:
         finally:  # also if the wait is interrupted, as by KeyboardInterrupt
             task.cancel()
 
-    def close(self):
-        self.client.loop.call_soon_threadsafe(self.left.set)
-        self.thread.join()
-
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        self.close()
+        self.client.loop.call_soon_threadsafe(self.left.set)
+        self.thread.join()
