@@ -1,5 +1,5 @@
-"""The complete client, rlock.py, on servers that this starts itself, with faults of every kind. Each test ends with
-a look at the server: no lock, no waiter and no session may be left there."""
+"""The complete client, rlock.py, on servers that this starts itself, with faults of every kind.
+After each test no lock, no waiter and no session may be left in the server."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from rlock import Client, NotAcquired, SyncClient
 GRACE = 2.0
 SERVER = os.environ.get("RLOCK_SERVER", "redis-server")
 MODULE = os.environ["RLOCK_MODULE"]
-# Takes no write with a smaller token than the largest it has seen: for tests in which a write can come late.
+# Takes no write with a smaller token than the largest it has seen. A write can come late: fenced.
 FENCED = """
     if tonumber(redis.call('HGET', KEYS[1], 'token') or 0) > tonumber(ARGV[1]) then return 0 end
     redis.call('HSET', KEYS[1], 'token', ARGV[1], 'n', ARGV[2])
@@ -29,7 +29,7 @@ FENCED = """
 
 
 async def count(url, tasks, rounds, fenced):
-    """Increments a counter, in steps that lose updates unless one at a time does so. Prints how often."""
+    """Increments a counter, in steps that lose updates unless one at a time does so."""
     db = redis.asyncio.Redis.from_url(url)
     written = 0
 
@@ -121,7 +121,7 @@ class Server:
 
 
 class Proxy:
-    """Passes bytes on, and holds back what goes to the client on the connections that `deaf` names."""
+    """Passes bytes on. Holds back the replies on the connections that `deaf` names by number."""
 
     def __init__(self, port):
         self.to, self.listener, self.pairs, self.deaf = (
