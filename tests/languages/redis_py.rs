@@ -1,5 +1,6 @@
-//! The lock class for redis-py and the complete client: their own tests, which speak of them in Python,
-//! each part of them on a server of its own. They are in a module `python` so that the name of the language selects them.
+//! The lock class for redis-py, and the complete client: their own tests, in Python, each part of
+//! them on a server of its own. They are in a module `python` so that the name of the language
+//! selects them.
 
 mod python {
     use std::env;
