@@ -6,7 +6,12 @@ use super::tidy::read;
 const PROGRAMS: [(&str, &[&str]); 4] = [
     (
         "python",
-        &["python/take.py", "python/beat.py", "python/lock.py"],
+        &[
+            "python/take.py",
+            "python/beat.py",
+            "python/lock.py",
+            "python/rlock.py",
+        ],
     ),
     (
         "js",

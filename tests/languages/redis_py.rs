@@ -1,12 +1,13 @@
-//! The lock class for redis-py: its own tests, which speak of it in Python, each part of them on a
-//! server of its own. They are in a module `python` so that the name of the language selects them.
+//! The lock class for redis-py, and the complete client: their own tests, in Python, each part of
+//! them on a server of its own. They are in a module `python` so that the name of the language
+//! selects them.
 
 mod python {
     use std::env;
     use std::path::Path;
     use std::process::Command;
 
-    use rlock_tests::Server;
+    use rlock_tests::{Server, module_path};
 
     /// Runs a test class, `file.Class`. What it prints is shown, and its results if it fails.
     #[track_caller]
@@ -19,6 +20,7 @@ mod python {
             .args(["-m", "unittest", "-v", class])
             .current_dir(folder)
             .env("REDIS_URL", format!("redis://{}", server.address()))
+            .env("RLOCK_MODULE", module_path()) // for the servers that a test itself starts
             .output()
             .expect("python");
         let printed = String::from_utf8_lossy(&output.stdout);
@@ -50,5 +52,35 @@ mod python {
     #[test]
     fn redbeat_schedules_again_within_the_lease_after_a_beat_was_killed() {
         passes("test_beat.ABeatIsKilled");
+    }
+
+    #[test]
+    fn the_complete_client_excludes_waits_renews_and_tells_of_losses() {
+        passes("test_rlock.Calm");
+    }
+
+    #[test]
+    fn the_complete_client_outlasts_connections_that_are_killed() {
+        passes("test_rlock.Cut");
+    }
+
+    #[test]
+    fn the_complete_client_outlasts_a_restart_with_the_data() {
+        passes("test_rlock.Restart");
+    }
+
+    #[test]
+    fn the_complete_client_hears_of_a_restart_without_the_data() {
+        passes("test_rlock.EmptyRestart");
+    }
+
+    #[test]
+    fn the_complete_client_outlasts_a_frozen_server() {
+        passes("test_rlock.Freeze");
+    }
+
+    #[test]
+    fn the_complete_client_outlasts_replies_that_are_held_back() {
+        passes("test_rlock.HalfOpen");
     }
 }
