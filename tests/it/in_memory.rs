@@ -135,11 +135,33 @@ impl Answers {
         }
     }
 
+    /// Nobody promises an order among holders of one lock that are wanted together.
+    fn events(&mut self, events: &[Reply]) -> String {
+        let wanted = |event: &Reply| match event.array() {
+            [_, kind, key, ..] if *kind == "wanted" => Some(key.text()),
+            _ => None,
+        };
+        let together =
+            |one: &Reply, next: &Reply| wanted(one).is_some() && wanted(one) == wanted(next);
+        let runs = events.chunk_by(together).map(|run| {
+            let seq = run[0].array()[0].int();
+            let shown = run.iter().map(|event| self.array(&event.array()[1..]));
+            let mut shown: Vec<String> = shown.collect();
+            shown.sort();
+            format!("{seq}: {}", shown.join(" "))
+        });
+        let runs: Vec<String> = runs.collect();
+        format!("[{}]", runs.join(", "))
+    }
+
     fn array(&mut self, all: &[Reply]) -> String {
         let next = self.lives.len();
         let mut life = |life| format!("life {}", self.lives.entry(life).or_insert(next));
         let shown: Vec<String> = match all {
-            [Reply::Int(told), events @ Reply::Array(_)] => vec![life(*told), self.shown(events)],
+            [Reply::Int(told), Reply::Array(events)] => {
+                let life = life(*told);
+                vec![life, self.events(events)]
+            }
             [Reply::Int(-1), position, seq, Reply::Int(told)] => {
                 let life = life(*told);
                 vec!["-1".to_owned(), self.shown(position), self.shown(seq), life]

@@ -335,8 +335,8 @@ impl<'a> Ctx<'a> {
     // --- Clients ---
 
     /// Closes a client's connection at once. Commands that were read and not carried out are
-    /// dropped. Nothing happens if it has closed already. `RM_DeauthenticateAndCloseClient` is not enough: with I/O
-    /// threads Valkey 9 still runs a command that such a thread has parsed.
+    /// dropped. Nothing happens if it has closed already. `RM_DeauthenticateAndCloseClient` is not
+    /// enough: with I/O threads Valkey 9 still runs a command that such a thread has parsed.
     pub(crate) fn close_client(self, client_id: u64) {
         let (command, format) = (CLIENT.name(), c"ccl".as_ptr());
         let (kill, by_id) = (c"KILL".as_ptr(), c"ID".as_ptr());

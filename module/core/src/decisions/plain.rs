@@ -37,7 +37,7 @@ impl Decision<'_> {
         // A hold that a script took has no token yet. Our own hold keeps the token of its grant,
         // but for one case: ONCE takes other locks with it, and names one token for all. The
         // answer to a command that was sent twice would otherwise not tell which token is whose.
-        // Only a script can put another owner there. Then the token is also that owner's, and stays.
+        // Only a script can put another owner there. Then the token is that owner's too, and stays.
         let shared = entry.token.filter(|_| entry.once && !hash.others);
         let token = shared.or(hash.token()).unwrap_or_else(|| self.mint());
         count(&mut self.locks.counters.reentries);
