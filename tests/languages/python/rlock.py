@@ -21,10 +21,9 @@ from time import monotonic as now
 from redis.asyncio.connection import Connection, parse_url
 from redis.exceptions import LockError, RedisError, ResponseError
 
-# Seconds before another attempt to connect; commands that are sent before their replies are read.
-PAUSE, BATCH = 0.05, 1000
-# The part of a lease or grace that a client may count on: clocks run at different speeds.
-SAFE = 0.98
+# Seconds before another attempt to connect; commands that are sent before their replies are read;
+# the part of a lease or grace that a client may count on, since clocks run at different speeds.
+PAUSE, BATCH, SAFE = 0.05, 1000, 0.98
 ASKING, REFUSED, WAITING, HELD, OVER = "asking", "refused", "waiting", "held", "over"
 
 
@@ -55,8 +54,8 @@ class Guard:
         self.owner = f"{client.session}:{next(client.numbers)}"
         self.terms = (int(client.lease * 1000), *self.mode, "SESSION", client.session)
         self.granted = client.loop.create_future()
-        self.lost, self.reason = client.event(), None  # an event to wait for, and its reason
-        self.renewing = False
+        # `lost` is an event to wait for; then `reason` says why.
+        self.lost, self.reason, self.renewing = client.event(), None, False
         client.guards[self.owner.encode()] = self
         self.ask()
 
@@ -209,9 +208,11 @@ class Client:
             with suppress(TimeoutError):  # what has no answer by then ends with the session
                 await asyncio.wait_for(self.idle.wait(), self.grace)
         finally:
-            for task in self.tasks:
-                task.cancel()
-            await asyncio.gather(*self.tasks, return_exceptions=True)
+            pending = self.tasks
+            while pending:  # wait_for, in redis-py, may swallow a cancellation before Python 3.12
+                for task in pending:
+                    task.cancel()
+                _, pending = await asyncio.wait(pending, timeout=PAUSE)
 
     async def keep(self, serve):
         """Serves on a connection, and on another when it breaks or is silent for too long."""
