@@ -20,7 +20,7 @@ fn holds(locks: &[usize]) -> World {
     after(&all)
 }
 
-/// The session has been told of nothing yet, and so many holds of its are broken.
+/// The session was told no event yet, and so many of its holds are broken.
 fn lost(number: usize) -> World {
     let locks: Vec<usize> = (0..number).collect();
     let mut world = holds(&locks);

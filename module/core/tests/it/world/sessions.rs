@@ -98,7 +98,7 @@ impl World {
             (attached, refused) => return Err(format!("EVENTS: {attached:?}, {refused:?}")),
         };
         self.call(&effects)?;
-        // What the client says it has heard without being told.
+        // An acknowledgement of events that the client was not told.
         self.ledger.hears_of(name, after, &self.twin);
         let life = &mut self.twin.life;
         let at_once = life.attach(name, client_id, epoch, after, asked.grace_ms);
