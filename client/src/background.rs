@@ -11,8 +11,6 @@ pub(crate) struct Background {
     pub(crate) runtime: Handle,
     /// What is not done yet: tasks, and whatever else has a token of it.
     pub(crate) pending: TaskTracker,
-    /// What nobody waits for.
-    pub(crate) owed: TaskTracker,
     /// Tells waits to end.
     pub(crate) closing: CancellationToken,
 }
@@ -22,7 +20,6 @@ impl Background {
         Self {
             runtime,
             pending: TaskTracker::new(),
-            owed: TaskTracker::new(),
             closing: CancellationToken::new(),
         }
     }
@@ -31,12 +28,6 @@ impl Background {
     /// dropped.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.pending.spawn_on(self::task(task), &self.runtime);
-    }
-
-    /// Runs a task for whose end nobody waits. It has the client, and is to end by itself when only
-    /// such tasks have it still.
-    pub(crate) fn owe(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.owed.spawn_on(self::task(task), &self.runtime);
     }
 
     /// Tells waits to end, and ends when nothing is left to do.

@@ -19,6 +19,13 @@ impl Backoff {
         Self { next: FIRST }
     }
 
+    /// A pause after so many tries.
+    pub(crate) fn after(tries: u32) -> Duration {
+        let factor = 1_u32.checked_shl(tries.min(7)).unwrap_or(1);
+        let next = FIRST.saturating_mul(factor).min(LONGEST);
+        Self { next }.next()
+    }
+
     pub(crate) fn next(&mut self) -> Duration {
         self.next_up_to(LONGEST)
     }

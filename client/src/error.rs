@@ -282,12 +282,6 @@ impl Error {
         self.detail.split(' ').next() == Some(code)
     }
 
-    /// Which connection has taken the session over, if that is what the server said.
-    pub(crate) fn taken_over_by(&self) -> Option<u64> {
-        let by = self.detail.rsplit(' ').next()?.parse().ok();
-        by.filter(|_| self.has_code("TAKENOVER"))
-    }
-
     /// In which words the server refused the command, if it did.
     pub(crate) fn refusal(&self) -> Option<&str> {
         self.is_refused().then_some(&*self.detail)
@@ -310,12 +304,6 @@ impl Error {
 
     pub(crate) fn no_cluster() -> Self {
         Self::unavailable("a cluster needs the URL of one of its nodes")
-    }
-
-    /// Whether sending the command again at once may help: its connection broke under it. After a
-    /// timeout it would not, for it would queue behind the first.
-    pub(crate) fn is_broken_connection(&self) -> bool {
-        self.is_unknown() && !self.cause.as_ref().is_some_and(RedisError::is_timeout)
     }
 }
 
@@ -522,14 +510,5 @@ mod tests {
         assert!(!reply("OOM", "no").is_final(), "it passes");
         let refused = text(reply("WRONGPASS", "no"));
         assert_eq!(refused, "refused: WRONGPASS no");
-    }
-
-    #[test]
-    fn only_a_broken_connection_is_worth_a_second_try() {
-        let timeout = std::io::Error::new(std::io::ErrorKind::TimedOut, "slow").into();
-        assert!(!Error::no_reply(Some(timeout)).is_broken_connection());
-        let reset = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "gone").into();
-        assert!(Error::no_reply(Some(reset)).is_broken_connection());
-        assert!(!reply("ERR", "no").is_broken_connection());
     }
 }

@@ -10,8 +10,7 @@ pub mod blocking;
 mod quorum;
 
 mod api;
-mod flows;
-mod ledger;
+mod locks;
 mod topology;
 mod wire;
 
@@ -29,15 +28,15 @@ mod trace;
 // What most layers need of them.
 use background::{Background, task};
 use backoff::{Backoff, PAUSE_MAX, Pace};
-use time::{GRACE_MAX, Lease, MILLI, MILLIS_MAX, TIMEOUT_MAX};
-use time::{drift, part, up_to_whole_millis, valid_until, whole_millis, within};
+use time::{GRACE_MAX, MILLI, MILLIS_MAX, TIMEOUT_MAX};
+use time::{drift, part, whole_millis, within};
 
 pub use api::{
     Client, ClientBuilder, Guard, Lock, MultiGuard, MultiLock, PermitsGuard, ReadGuard, RwLock,
     Scope, Semaphore, WriteGuard, mode,
 };
 pub use error::{Error, ErrorKind, LostReason};
-pub use ledger::Owner;
+pub use locks::Owner;
 pub use quorum::{QuorumBuilder, QuorumClient, QuorumError, QuorumGuard, QuorumLock};
 /// The library in whose types [`Guard::call`] takes commands and gives replies.
 pub use redis;

@@ -1,17 +1,15 @@
-//! Where a lock is: which node serves it, and whether the session is attached there.
+//! Where a lock is: which node serves it.
 
 mod router;
-pub(crate) use router::{AttachedRoute, MAX_REDIRECTS, Route, Router};
+pub(crate) use router::{Route, Router};
 
 mod node;
 pub(crate) use node::{Identity, Node};
 
 mod cluster;
 use cluster::Map;
-
-mod names;
-use names::{Name, Names, name_of};
+pub(crate) use cluster::Moves;
 
 mod slots;
-use slots::Table;
+use slots::Slots;
 pub(crate) use slots::slot_of;

@@ -1,8 +1,8 @@
 //! The connections to one server and what is said on them. Nothing else speaks RESP.
 
 mod connection;
-use connection::{Connection, Replies, Values, within};
-pub(crate) use connection::{Connector, ServerId};
+pub(crate) use connection::Connector;
+use connection::{Answered, Connection, Replies, Values};
 
 mod endpoint;
 pub(crate) use endpoint::Address;
@@ -16,31 +16,22 @@ use dial::{Pushes, Socket};
 mod sentinel;
 pub(crate) mod sentinel_watch;
 
-// What is carried by each of the connections to it, and which are to be closed.
-mod commands;
-pub(crate) use commands::{Answer, Commands, Then};
+// What is carried by each of the two connections.
+pub(crate) mod link;
+pub(crate) use link::{Link, Manner, Outcome, Request, Sending};
 
-pub(crate) mod events;
-pub(crate) use events::Listener;
-
-mod session;
+pub(crate) mod session;
 use session::part_of_grace;
-pub(crate) use session::{Attachment, Session, SessionNumber};
+pub(crate) use session::{Confidence, Listener, News, Session};
 
 mod durability;
 pub(crate) use durability::{Acknowledger, Durability};
 
-mod former;
-use former::{ClientId, Former, Purpose, kills};
-
 // What is said, and answered.
 pub(crate) mod request;
-use request::Call;
-pub(crate) use request::{Command, Mode, Subject, WaitMode};
+pub(crate) use request::{Kind, Mode, Subject, WaitMode};
 
-mod reply;
+pub(crate) mod reply;
 #[cfg(test)]
 pub(crate) use reply::named;
-pub(crate) use reply::{
-    Acquired, Event, EventKind, Member, NAMELESS, Range, Redirect, Released, SLOTS, Told,
-};
+pub(crate) use reply::{Acquired, Event, Member, NAMELESS, Range, Redirect, SLOTS, Told, What};

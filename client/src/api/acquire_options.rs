@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, timeout_at};
 
 use crate::api::Guard;
-use crate::flows::{Context, Keeper, KeptKey, Request};
-use crate::ledger::{HoldOptions, Owner, Target};
+use crate::locks::acquire::{Helds, acquire};
+use crate::locks::{Context, HoldOptions, Keeper, KeptKey, Owner, Request};
 use crate::wire::{Mode, WaitMode};
 use crate::{Error, MILLIS_MAX, part, whole_millis, within};
 
@@ -32,11 +32,14 @@ impl AcquireOptions {
         self.names.first().map_or(&[], |name| name)
     }
 
-    /// The guard must be of the mode.
+    /// Takes what was asked for; the mode must be that of the guard.
+    ///
+    /// If the future is dropped, all that it has begun is undone.
     pub(crate) async fn take<M>(&self, mode: Mode, wait_mode: WaitMode) -> Result<Guard<M>, Error> {
         if let Some(idle) = self.kept_for {
             return self.take_kept(idle, wait_mode).await;
         }
+        self.check()?;
         let parts = match self.names.as_slice() {
             [] => return Err(Error::refused("several locks at once need a name")),
             [_] => Vec::new(),
@@ -47,54 +50,73 @@ impl AcquireOptions {
             // Most calls do not come here, and their futures need not have the room for it.
             return Box::pin(self.take_parts(&owner, mode, parts, wait_mode)).await;
         }
-        let target = owner.target(&self.context.ledger, mode, &self.names);
-        self.take_part(target, wait_mode).await
+        let taken = self.take_part(&owner, mode, &self.names, wait_mode).await;
+        taken.map(Guard::of)
     }
 
-    /// A lock that is kept: at once, if it is here.
+    /// What is out of its bounds is refused, also where another guard has settled it.
+    fn check(&self) -> Result<(), Error> {
+        let max_hold = self
+            .max_hold
+            .map_or(Ok(()), |longest| within("max_hold", longest, MILLIS_MAX));
+        let lease = self
+            .lease
+            .map_or(Ok(()), |lease| within("lease", lease, MILLIS_MAX));
+        lease.and(max_hold).map_err(Error::refused)?;
+        // It would be entered beside the guard that has it then.
+        if self.owner.as_ref().is_some_and(Owner::is_kept) {
+            return Err(Error::refused(
+                "the owner is that of a kept lock, which others use next",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Takes a lock that is kept for its next use here.
     async fn take_kept<M>(&self, idle: Duration, wait_mode: WaitMode) -> Result<Guard<M>, Error> {
         within("keep", idle, MILLIS_MAX).map_err(Error::refused)?;
+        self.check()?;
         if self.owner.is_some() {
             let both = "a lock is kept for whoever comes next here, or has an owner: not both";
             return Err(Error::refused(both));
+        }
+        if self.context.background.closing.is_cancelled() {
+            return Err(Error::shut_down());
         }
         let kept = self.keeper.lock(KeptKey {
             name: self.names.first().cloned().unwrap_or_default(),
             options: self.hold_options(),
             idle,
         });
-        if let Some(held) = kept.take_now(&self.context) {
+        if let Some(held) = kept.take_now() {
             // Who does nothing but this would let no other task of its thread run, and so never
             // hear that the lock is wanted.
             consume_budget().await;
-            return Ok(Guard::of(held));
+            return Ok(Guard::of(smallvec![held]));
         }
         // As above.
         let taken = Box::pin(kept.take(&self.context, wait_mode)).await;
-        taken.map(Guard::of)
+        taken.map(|held| Guard::of(smallvec![held]))
     }
 
-    /// What can be taken in one command. The owner is the one that was named, or one that was
-    /// minted for this call and is nobody else's.
-    async fn take_part<M>(&self, target: Arc<Target>, wait: WaitMode) -> Result<Guard<M>, Error> {
+    async fn take_part(
+        &self,
+        owner: &Owner,
+        mode: Mode,
+        names: &[Arc<[u8]>],
+        wait_mode: WaitMode,
+    ) -> Result<Helds, Error> {
         let request = Request {
-            context: Arc::clone(&self.context),
-            target,
+            owner: owner.clone(),
+            names: names.iter().cloned().collect(),
+            mode,
             options: self.hold_options(),
-            wait_mode: wait,
-            own: self.owner.is_none(),
-            passing: false,
-            kept: None,
-            waited: None,
+            wait_mode,
         };
-        Guard::acquire(request).await
+        acquire(&self.context, request).await
     }
 
-    /// Several locks that are in several slots of a cluster, part by part.
-    ///
-    /// Everybody takes the parts in the same order, so those who do nothing else cannot wait for
-    /// each other in a circle. What has been taken is kept while the rest is waited for, and given
-    /// back if that fails, or if this future is dropped: the guard of the parts is in it.
+    /// Takes the names of one slot after the other, in the order in which everybody does.
     async fn take_parts<M>(
         &self,
         owner: &Owner,
@@ -104,8 +126,8 @@ impl AcquireOptions {
     ) -> Result<Guard<M>, Error> {
         let mut parts = parts.into_iter();
         let first = parts.next().unwrap_or_default();
-        let target = |part: &[_]| owner.target(&self.context.ledger, mode, part);
-        let mut taken: Guard<M> = self.take_part(target(&first), wait_mode).await?;
+        let first = self.take_part(owner, mode, &first, wait_mode).await?;
+        let mut taken: Guard<M> = Guard::of(first);
         // A server that does not answer is not waited for beyond the time at which the call has to
         // return; the background goes on.
         let response_timeout = self.context.router.response_timeout;
@@ -118,7 +140,7 @@ impl AcquireOptions {
         let rest = async {
             while let Some(part) = parts.next() {
                 let next = tokio::select! {
-                    next = self.take_part(target(&part), wait_mode) => next?,
+                    next = self.take_part(owner, mode, &part, wait_mode) => next?,
                     error = self.keep(&taken, &mut renew_at) => return Err(error),
                 };
                 // The lease begins with the last of the grants.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::Client;
-use crate::flows::{Context, Keeper, Settings};
+use crate::locks::{Context, Keeper, Settings};
 use crate::topology::{Identity, Router};
 use crate::wire::{Connector, Dialer, Durability};
 use crate::{Error, GRACE_MAX, MILLI, MILLIS_MAX, TIMEOUT_MAX, chance, part, whole_millis, within};
@@ -378,10 +378,11 @@ impl ClientBuilder {
                 durability: self.durability,
                 listener,
                 runtime: runtime.clone(),
+                epochs: Arc::default(),
             };
             Router::start(first, cluster, identity)
         });
-        let keeper = Keeper::new(Arc::clone(&context), self.kept_max);
+        let keeper = Keeper::new(self.kept_max);
         Client { context, keeper }
     }
 

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use crate::api::{AcquireOptions, ClientBuilder, Lock, MultiLock, RwLock, Scope, Semaphore};
 use crate::error::Error;
-use crate::flows::{Context, Keeper, once};
-use crate::ledger::Owner;
+use crate::locks::{Context, Keeper, Owner, guarded};
 
 /// A connection to one server on which locks are taken. Cheap to clone; clones are the same
 /// client.
@@ -167,7 +166,7 @@ impl Client {
         limit: impl Into<Option<u32>>,
     ) -> Result<Option<u32>, Error> {
         let (name, limit) = (Arc::from(name.as_ref()), limit.into());
-        once::set_limit(&self.context, &name, limit.unwrap_or(0)).await
+        guarded::set_limit(&self.context, &name, limit.unwrap_or(0)).await
     }
 
     /// Names several locks that are taken at once: see [`MultiLock`]. No I/O. A name that is given

@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use redis::{Cmd, FromRedisValue, from_redis_value};
+use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
 use crate::api::mode::{Multi, Permits, Plain, Read, Single, Write};
 use crate::error::{Error, LostReason};
-use crate::flows::{self, Aim, Held, Request, acquire, once, renew};
-use crate::ledger::{Hold, Owner};
+use crate::locks::acquire::{Helds, acquire};
+use crate::locks::{self, Aim, Context, Held, Hold, Owner, Request, guarded, renew};
+use crate::topology::slot_of;
 use crate::wire::{Mode, WaitMode};
 
 /// A lock that is held; made by [`Lock::lock`](crate::Lock::lock) and its siblings.
@@ -46,11 +48,8 @@ use crate::wire::{Mode, WaitMode};
 /// than the largest it has seen.
 #[must_use = "dropped, as by `let _ =`, it gives the lock back at once: give it a name"]
 pub struct Guard<M = Plain> {
-    held: Held,
-    /// What was taken in other commands: several locks that are in several slots.
-    others: Vec<Held>,
-    /// With these all names, as they were given.
-    names: Box<[Arc<[u8]>]>,
+    /// One for each name, as they were given.
+    helds: Helds,
     /// How often it was wanted, as far as this guard has told.
     heard: AtomicU64,
     mode: PhantomData<fn() -> M>,
@@ -77,7 +76,7 @@ impl Guard<Permits> {
     pub fn permits(&self) -> u32 {
         match self.hold().target.mode {
             Mode::Permits { permits, .. } => permits,
-            Mode::Plain | Mode::Read | Mode::Write | Mode::Several => 0,
+            Mode::Plain | Mode::Read | Mode::Write => 0,
         }
     }
 }
@@ -89,7 +88,7 @@ impl<M> Guard<M> {
     where
         M: Single,
     {
-        self.hold().target.key()
+        &self.hold().target.name
     }
 
     /// Has the server run a Redis command, if this hold is still held there, and gives the reply.
@@ -138,7 +137,7 @@ impl<M> Guard<M> {
                 "a cursor is to be an argument like others, since nothing goes on with it here",
             ));
         }
-        let reply = once::guarded(&self.held.context.router, self.hold(), command).await?;
+        let reply = guarded::call(self.context(), self.hold(), command).await?;
         from_redis_value(reply).map_err(|error| Error::no_reply(Some(error.into())))
     }
 }
@@ -146,8 +145,7 @@ impl<M> Guard<M> {
 impl Guard<Multi> {
     /// The names of the locks, as they were given, each once.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        let in_one = self.others.is_empty().then(|| &*self.hold().target.names);
-        in_one.unwrap_or(&self.names).iter().map(|name| &**name)
+        self.helds.iter().map(|held| &*held.hold.target.name)
     }
 
     /// The fencing token to show where this lock protects something; `None` if it is none of them.
@@ -170,7 +168,7 @@ impl Guard<Multi> {
     /// ```
     pub fn token_of(&self, name: impl AsRef<[u8]>) -> Option<u64> {
         let name = name.as_ref();
-        let of = |hold: &&Arc<Hold>| hold.target.names.iter().any(|one| **one == *name);
+        let of = |hold: &&Arc<Hold>| *hold.target.name == *name;
         self.holds().find(of).map(|hold| hold.token)
     }
 }
@@ -219,18 +217,14 @@ impl Guard<Write> {
     /// ```
     pub async fn downgrade(self) -> Result<Guard<Read>, Error> {
         let hold = self.hold();
-        let (ledger, target) = (&self.held.context.ledger, &hold.target);
         let request = Request {
-            context: Arc::clone(&self.held.context),
-            target: target.owner.target(ledger, Mode::Read, &target.names),
+            owner: hold.target.owner.clone(),
+            names: smallvec![Arc::clone(&hold.target.name)],
+            mode: Mode::Read,
             options: hold.options_left(Instant::now()),
             wait_mode: WaitMode::None,
-            own: false,
-            passing: false,
-            kept: None,
-            waited: None,
         };
-        let reader = Guard::acquire(request).await;
+        let reader = acquire(self.context(), request).await.map(Guard::of);
         // Held until now, and so when the reading began.
         self.still_held()?;
         if reader.as_ref().is_err_and(Error::is_not_acquired) {
@@ -246,44 +240,38 @@ impl Guard<Write> {
 }
 
 impl<M> Guard<M> {
-    /// Takes what is asked for, which must be of this mode.
-    ///
-    /// All that this future owns is the receiving end. If it is dropped here, the attempt sees
-    /// that and undoes what it has begun; what is in the channel already is dropped with it.
-    pub(crate) async fn acquire(request: Request) -> Result<Self, Error> {
-        acquire::start(request).await.map(Self::of)
-    }
-
-    pub(crate) fn of(held: Held) -> Self {
+    pub(crate) fn of(helds: Helds) -> Self {
         Self {
-            held,
-            others: Vec::new(),
-            names: Box::default(),
+            helds,
             heard: AtomicU64::new(0),
             mode: PhantomData,
         }
     }
 
-    /// Adds a part that was taken in a command of its own; these are all names.
-    pub(crate) fn add(&mut self, mut part: Self, names: &[Arc<[u8]>]) {
-        // The first name's part is the guard's own.
-        let part_names = &part.hold().target.names;
-        if names.first().is_some_and(|one| part_names.contains(one)) {
-            std::mem::swap(&mut self.held, &mut part.held);
-        }
-        self.others.push(part.held);
-        self.names = names.into();
+    /// Adds a part that was taken in a command of its own; these are all names, in their order.
+    pub(crate) fn add(&mut self, part: Helds, names: &[Arc<[u8]>]) {
+        self.helds.extend(part);
+        let place = |held: &Held| names.iter().position(|name| *name == held.hold.target.name);
+        self.helds.sort_by_key(place);
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "a guard has something")]
+    fn held(&self) -> &Held {
+        &self.helds[0]
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        &self.held().context
     }
 
     /// What its guards share.
     pub(crate) fn hold(&self) -> &Arc<Hold> {
-        &self.held.hold
+        &self.held().hold
     }
 
     /// And those of the parts that were taken in other commands.
     fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> + Clone {
-        let all = std::iter::once(&self.held).chain(&self.others);
-        all.map(|held| &held.hold)
+        self.helds.iter().map(|held| &held.hold)
     }
 
     /// Why it is lost, if it is.
@@ -308,7 +296,14 @@ impl<M> Guard<M> {
     /// those of the others; in a cluster, of those only that are in the slot of the first name: see
     /// [`token_of`](MultiGuard::token_of).
     pub fn token(&self) -> u64 {
-        self.hold().token
+        // In a cluster only those of one slot can be compared.
+        let slot = |hold: &Arc<Hold>| {
+            let are_several = self.context().router.are_several();
+            are_several.then(|| slot_of(&hold.target.name))
+        };
+        let first = slot(self.hold());
+        let of_first = self.holds().filter(|hold| slot(hold) == first);
+        of_first.map(|hold| hold.token).max().unwrap_or_default()
     }
 
     /// How long the lock may still be called held if nothing more is heard from the server; zero
@@ -344,7 +339,7 @@ impl<M> Guard<M> {
     /// # }
     /// ```
     pub async fn lost(&self) -> LostReason {
-        flows::lost(self.holds()).await
+        locks::lost(self.holds()).await
     }
 
     /// Ends when somebody waits for the lock whom this hold keeps out, so that a long task can give
@@ -398,10 +393,10 @@ impl<M> Guard<M> {
     /// # }
     /// ```
     pub async fn wanted(&self) -> Result<(), Error> {
-        if self.held.is_waited_for_here() {
+        if self.held().is_waited_for_here() {
             return self.still_held();
         }
-        flows::wanted(&self.held.context, self.holds(), &self.heard).await
+        locks::wanted(self.context(), self.holds(), &self.heard).await
     }
 
     /// The same for a part of something larger, which counts for itself what it has heard. The
@@ -410,9 +405,9 @@ impl<M> Guard<M> {
         &self,
         heard: Arc<AtomicU64>,
     ) -> impl Future<Output = Result<(), Error>> + use<M> {
-        let (context, holds) = (Arc::clone(&self.held.context), self.holds());
+        let (context, holds) = (Arc::clone(self.context()), self.holds());
         let holds: Vec<_> = holds.cloned().collect();
-        async move { flows::wanted(&context, holds.iter(), &heard).await }
+        async move { locks::wanted(&context, holds.iter(), &heard).await }
     }
 
     /// Starts the lease anew, for all guards of this hold. One round trip. The watchdog does this
@@ -448,8 +443,7 @@ impl<M> Guard<M> {
     /// ```
     pub async fn renew(&self) -> Result<(), Error> {
         self.still_held()?;
-        let router = &self.held.context.router;
-        let renew = |hold| renew::renew(router, hold, Aim::Lease, Hold::anew);
+        let renew = |hold| renew::ask(self.context(), hold, Aim::Anew);
         try_join_all(self.holds().map(renew)).await?;
         Ok(())
     }
@@ -481,11 +475,10 @@ impl<M> Guard<M> {
     /// # }
     /// ```
     pub async fn unlock(mut self) -> Result<(), Error> {
-        let first = self.held.release();
-        let others: Vec<_> = self.others.iter_mut().map(Held::release).collect();
-        let mut outcome = first.await;
-        for other in others {
-            outcome = outcome.and(other.await);
+        let released: SmallVec<[_; 1]> = self.helds.iter_mut().map(Held::release).collect();
+        let mut outcome = Ok(());
+        for one in released {
+            outcome = outcome.and(one.await);
         }
         outcome
     }
@@ -494,7 +487,10 @@ impl<M> Guard<M> {
 impl<M> fmt::Debug for Guard<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let target = &self.hold().target;
-        let names: Vec<_> = self.holds().map(|hold| hold.target.to_string()).collect();
+        let names = self
+            .holds()
+            .map(|hold| String::from_utf8_lossy(&hold.target.name));
+        let names: Vec<_> = names.collect();
         f.debug_struct("Guard")
             .field("name", &format_args!("{}", names.join(", ")))
             .field("mode", &target.mode)

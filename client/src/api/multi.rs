@@ -57,7 +57,7 @@ impl MultiLock {
 
     setters! { self, self.options; lease; max_hold; owner; }
 
-    verbs! { r#"client.multi(["account:1", "account:2"])"#: MultiGuard in Mode::Several;
+    verbs! { r#"client.multi(["account:1", "account:2"])"#: MultiGuard in Mode::Plain;
         /// Takes all the locks, waiting in their queues for as long as it takes.
         lock;
         /// Takes all the locks if each is free, or held by the same owner; does not wait.

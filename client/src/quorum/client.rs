@@ -297,7 +297,7 @@ impl Core {
         let mut trying = pin!(join_all(routers.clone().map(|one| one.tried())));
         // Each until it is connected to, or says that it never will be.
         let mut reaching: FuturesUnordered<_> = routers
-            .map(async |one| one.attached_at(|| one.route(&[]), None).await)
+            .map(async |one| one.home(&[]).session.attached().await)
             .collect();
         let mut all_tried = false;
         loop {

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::api::Guard;
-use crate::flows::lost;
+use crate::locks::lost;
 use crate::quorum::{Parts, QuorumError, QuorumLock, Round};
 use crate::{ErrorKind, locked, task};
 

@@ -143,7 +143,7 @@ impl Parts {
     /// grant says which server it was: what is behind an address may change, also while the lock is
     /// asked for. A guard that does not count is dropped here, and so given back.
     fn only_vote(&self, guard: Guard) -> Result<Guard, Error> {
-        let server = |guard: &Guard| guard.hold().attachment().server().cloned();
+        let server = |guard: &Guard| guard.hold().counts_on().session.server();
         let granted_by = server(&guard);
         let by = |held: &Arc<Guard>| granted_by.is_some() && server(held) == granted_by;
         let twin = self.servers.iter().find(|part| part.live().is_some_and(by));

@@ -1,51 +1,46 @@
 //! The slots of a cluster: which one a name is in, and which node serves it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::topology::{Name, name_of};
-use crate::wire::{Address, Range, SLOTS};
+use crate::wire::SLOTS;
 
-/// Who serves which slot, as far as is known.
+/// Which node serves each slot, as far as somebody has told.
 #[derive(Debug, Default)]
-pub(crate) struct Table(BTreeMap<u16, Arc<Name>>);
+pub(super) struct Slots(Vec<Option<Arc<str>>>);
 
-impl Table {
-    pub(crate) fn get(&self, slot: u16) -> Option<&Arc<Name>> {
-        self.0.get(&slot)
+impl Slots {
+    pub(super) fn get(&self, slot: u16) -> Option<&Arc<str>> {
+        self.0.get(usize::from(slot))?.as_ref()
     }
 
-    /// Notes that this node serves the slot: whether another one did before.
-    pub(crate) fn set(&mut self, slot: u16, name: &Arc<Name>) -> bool {
-        let before = self.0.insert(slot, Arc::clone(name));
-        before.is_some_and(|before| before != *name)
-    }
-
-    /// Takes over what the node at `asked` says: the slots that were at another node before.
-    /// What nobody serves at the moment stays where it was.
-    pub(crate) fn update(&mut self, ranges: &[Range], asked: &Address) -> BTreeSet<u16> {
-        let mut moved = BTreeSet::new();
-        for range in ranges {
-            if let Some(primary) = range.nodes.first() {
-                let name = Arc::new(name_of(primary, asked));
-                moved.extend((range.first..=range.last).filter(|slot| self.set(*slot, &name)));
-            }
+    /// Whether another node has served it before.
+    pub(super) fn set(&mut self, slot: u16, id: &Arc<str>) -> bool {
+        let slot = usize::from(slot);
+        if self.0.len() <= slot {
+            self.0
+                .resize(usize::from(SLOTS).max(slot.saturating_add(1)), None);
         }
-        moved
+        let Some(place) = self.0.get_mut(slot) else {
+            return false;
+        };
+        let before = place.replace(Arc::clone(id));
+        before.is_some_and(|before| before != *id)
     }
 
-    /// All who serve slots.
-    pub(crate) fn primaries(&self) -> BTreeSet<Arc<Name>> {
+    /// All nodes that serve any.
+    pub(super) fn ids(&self) -> BTreeSet<Arc<str>> {
         // Of thousands of slots in a row one names the node.
-        let mut runs: Vec<_> = self.0.values().collect();
+        let mut runs: Vec<_> = self.0.iter().flatten().collect();
         runs.dedup();
         runs.into_iter().cloned().collect()
     }
 
-    /// The slots that this node serves.
-    pub(crate) fn slots_of(&self, name: &Name) -> impl Iterator<Item = u16> {
-        let served = self.0.iter().filter(move |(_, by)| ***by == *name);
-        served.map(|(slot, _)| *slot)
+    pub(super) fn of(&self, id: &str) -> impl Iterator<Item = u16> {
+        let served = (0..).zip(&self.0);
+        served
+            .filter(move |(_, by)| by.as_deref() == Some(id))
+            .map(|(slot, _)| slot)
     }
 }
 
@@ -73,7 +68,6 @@ fn crc16(bytes: &[u8]) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Member, named};
 
     #[test]
     fn the_slot_is_that_of_the_tag_if_there_is_one() {
@@ -87,40 +81,17 @@ mod tests {
         }
     }
 
-    fn address(host: &str, port: u16) -> Address {
-        let host = host.into();
-        Address { host, port }
-    }
-
-    fn member(host: &str) -> Member {
-        Member {
-            id: None,
-            host: named(host),
-            port: 1,
-            other_hosts: Vec::new(),
-        }
-    }
-
     #[test]
-    fn the_table_says_which_slots_have_moved_and_forgets_none() {
-        let range = |first, last, host: &str| Range {
-            first,
-            last,
-            nodes: vec![member(host), member("replica")],
-        };
-        let asked = address("asked", 9);
-        let mut table = Table::default();
-        let ranges = [range(0, 1, "a"), range(2, 3, "")];
-        assert!(table.update(&ranges, &asked).is_empty());
-        let at = |host: &str| Arc::new(Name::At(address(host, 1)));
-        assert_eq!(table.get(3), Some(&at("asked")));
-        assert_eq!(table.get(4), None);
-        let moved = table.update(&[range(1, 2, "a")], &asked);
-        assert_eq!(moved, BTreeSet::from([2]));
-        assert_eq!(table.get(3), Some(&at("asked")));
-        assert!(table.slots_of(&at("a")).eq(0..3));
-        assert!(table.set(3, &at("a")));
-        assert!(!table.set(3, &at("a")));
-        assert_eq!(table.primaries().len(), 1);
+    fn what_was_told_stands_and_a_change_is_noticed() {
+        let mut slots = Slots::default();
+        let (one, other) = (Arc::from("one"), Arc::from("other"));
+        assert!(!slots.set(7, &one), "nobody had it");
+        assert!(!slots.set(7, &one));
+        assert!(slots.set(7, &other));
+        assert!(!slots.set(8, &one));
+        assert_eq!(slots.get(7), Some(&other));
+        assert_eq!(slots.get(9), None);
+        assert_eq!(slots.ids(), BTreeSet::from([one, other]));
+        assert_eq!(slots.of("other").collect::<Vec<_>>(), [7]);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redis::{ConnectionInfo, Pipeline, RedisResult, Value};
+use redis::{Cmd, ConnectionInfo, Pipeline, RedisResult, Value};
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::watch;
 use tokio::task::unconstrained;
@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::ReusableBoxFuture;
 
 use crate::error::Error;
-use crate::wire::reply::read_handshake;
-use crate::wire::{Address, Call, ClientId, Command, Dialer, Former, Pushes, Socket, request};
+use crate::wire::reply::{is_replica, read_by};
+use crate::wire::{Address, Dialer, Pushes, Socket, request};
 
 /// Opens connections to the server, wherever that is at the moment: it is looked up before each.
 /// Clones open connections of the same client.
@@ -27,53 +27,34 @@ pub(crate) struct Connector {
     pub(crate) dialer: Dialer,
     /// The server that is the one to use.
     pub(super) latest: watch::Sender<Latest>,
-    /// What the client has opened before.
-    pub(super) former: Former,
 }
 
-/// A server, and where it was found, by the question that was asked last of those that found one.
-/// `None` if that cannot be reached.
+/// Where the server was found, by the question that was asked last of those that found one. `None`
+/// if that cannot be reached.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Latest {
-    server: Option<(ServerId, String)>,
+    found: Option<Arc<str>>,
     asked: Option<Instant>,
 }
 
 impl Latest {
-    fn is(&self, server: &ServerId) -> bool {
-        self.server.as_ref().is_some_and(|(one, _)| one == server)
-    }
-}
-
-/// One life of one server: after a restart it is another.
-///
-/// Behind an address, and still more behind sentinels, there can be one server today and another
-/// tomorrow, and the two connections of a client may meet different ones. What is held by the word
-/// of the one is not confirmed by the other, so each connection knows to whom it speaks.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum ServerId {
-    RunId(Arc<str>),
-    /// It does not tell its run id: at which address it was found.
-    At(Arc<str>),
-}
-
-impl ServerId {
-    /// Whether this is surely the same server in the same life: behind an address there may be
-    /// another by now.
-    pub(crate) fn is_surely(&self, other: &Self) -> bool {
-        matches!(self, Self::RunId(_)) && self == other
+    fn is(&self, address: &str) -> bool {
+        self.found.as_deref() == Some(address)
     }
 }
 
 impl Connector {
     /// Asks the server this one thing, on a connection of its own. A replica may answer it too.
-    pub(crate) async fn ask<T>(&self, command: Command<T>) -> Result<T, Error> {
+    pub(crate) async fn ask<T>(
+        &self,
+        cmd: Cmd,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<T, Error> {
         let client = self.find().await?;
         let limit = self.dialer.response_timeout;
         let (mut socket, _) = self.dialer.open(&client, Some(limit)).await?;
-        let reply = socket.redis.send_packed_command(&command.call.cmd);
-        let reply = within(limit, reply).await?;
-        command.reader.read(&reply)
+        let reply = socket.redis.send_packed_command(&cmd);
+        read_by(within(limit, reply).await, read)
     }
 
     /// Looks up where the server is and connects to it, if it is a primary.
@@ -90,30 +71,23 @@ impl Connector {
         // Both together have the time of one answer.
         let (limit, began) = (self.dialer.response_timeout, Instant::now());
         let (mut socket, pushes) = self.dialer.open(client, Some(limit)).await?;
-        let asked_for = request::handshake(self.dialer.label.as_deref());
-        let (redis, count) = (&mut socket.redis, asked_for.len());
-        let answers = redis.send_packed_commands(&asked_for, 0, count);
-        let answers = within(limit.saturating_sub(began.elapsed()), answers).await;
-        let answers = answers.map_err(Error::unasked)?;
-        let address = client.get_connection_info().addr().to_string();
-        let (is_replica, client_id, run_id) = read_handshake(&answers);
-        if is_replica {
+        let hello = request::hello(self.dialer.label.as_deref());
+        let answer = socket.redis.send_packed_command(&hello);
+        let answer = within(limit.saturating_sub(began.elapsed()), answer).await;
+        let answer = answer.map_err(Error::unasked)?;
+        let address: Arc<str> = client.get_connection_info().addr().to_string().into();
+        if is_replica(&answer) {
             let readonly = format!("READONLY the server at {address} is a replica");
             return Err(Error::unavailable(readonly));
         }
-        let server = match run_id {
-            Some(run_id) => ServerId::RunId(run_id.into()),
-            None => ServerId::At(address.as_str().into()),
-        };
-        self.has_found(Some((server.clone(), address)), asked);
-        if !self.latest.borrow().is(&server) {
+        self.has_found(Some(Arc::clone(&address)), asked);
+        if !self.latest.borrow().is(&address) {
             return Err(Error::elsewhere());
         }
         Ok(Connection {
             socket,
             pushes,
-            server,
-            client_id,
+            address,
             latest: self.latest.subscribe(),
         })
     }
@@ -121,12 +95,12 @@ impl Connector {
     /// What a question has found that was asked then. A connection to another server that was
     /// opened by older knowledge follows; if newer knowledge has come meanwhile, while the server
     /// was slow to answer, it is this one that does.
-    fn has_found(&self, server: Option<(ServerId, String)>, asked: Instant) {
+    fn has_found(&self, found: Option<Arc<str>>, asked: Instant) {
         self.latest.send_if_modified(|latest| {
             let asked = Some(asked);
             let is_news = asked >= latest.asked;
             if is_news {
-                *latest = Latest { server, asked };
+                *latest = Latest { found, asked };
             }
             is_news
         });
@@ -149,12 +123,11 @@ impl Connector {
         // While nothing is in use, whoever connects asks too, and has the time of a reply for one
         // that stands still. Waited for here as well, it would put off the next question, and be
         // in use when it goes on as a primary that was replaced meanwhile.
-        let limit = before.server.is_none().then_some(within);
+        let limit = before.found.is_none().then_some(within);
         let reached = timeout(limit.unwrap_or(Duration::MAX), self.reach(&client, asked));
         match reached.await {
             Err(_) => false,
-            // The same server under another name is no other.
-            Ok(Ok(there)) => before.server.is_some() && !before.is(&there.server),
+            Ok(Ok(there)) => before.found.is_some() && !before.is(&there.address),
             Ok(Err(error)) if error.has_code("READONLY") => {
                 self.forget();
                 false
@@ -182,8 +155,7 @@ impl Connector {
     /// Whether the server that was reached last was found at this address.
     pub(crate) fn is_at(&self, address: &Address) -> bool {
         let latest = self.latest.borrow();
-        let found = latest.server.as_ref();
-        found.is_some_and(|(_, found)| *found == self.other(address).shown())
+        latest.is(&self.other(address).shown())
     }
 }
 
@@ -202,90 +174,109 @@ pub(crate) struct Connection {
     socket: Socket,
     /// Nothing comes by it, but it ends with the connection.
     pushes: Pushes,
-    /// To whom it leads.
-    pub(crate) server: ServerId,
-    pub(super) client_id: Option<u64>,
+    /// Where it leads.
+    address: Arc<str>,
     latest: watch::Receiver<Latest>,
 }
 
-impl Connection {
-    /// Which client it is there, if the server says so.
-    pub(crate) fn id(&self) -> Option<ClientId> {
-        Some((self.server.clone(), self.client_id?))
-    }
+/// Commands that are sent in one write, and kept to be sent again.
+pub(crate) enum Batch {
+    /// All there is if only one task locks; a pipeline of one would cost more.
+    One(Cmd),
+    /// With the places of the `ASKING`s in it.
+    Many(Pipeline, Vec<usize>),
+}
 
-    /// Whether the peer is known to have closed it: what is not sent then has surely not been
-    /// carried out, while a command sent regardless would leave that unknown. Or whether another
-    /// server has been found, by another connection or by the word of the sentinels.
-    pub(crate) fn is_over(&self) -> bool {
-        self.pushes.is_closed() || !self.latest.borrow().is(&self.server)
-    }
-
-    /// Sends the calls in one write and waits for the reply to each. `spare` is what an earlier one
-    /// has left, and is used again.
-    pub(crate) fn ask(
-        &self,
-        calls: impl ExactSizeIterator<Item = Call>,
-        spare: Option<Replies>,
-    ) -> Replies {
-        let mut socket = self.socket.clone();
-        let mut calls = calls.peekable();
-        if calls.len() == 1
-            && let Some(Call { cmd, .. }) = calls.next_if(|call| !call.asking)
+impl Batch {
+    /// Each command, and whether it goes behind an `ASKING`.
+    pub(crate) fn new(mut calls: impl ExactSizeIterator<Item = (Cmd, bool)>) -> Self {
+        let mut first = calls.next();
+        if calls.len() == 0
+            && let Some((cmd, _)) = first.take_if(|(_, asking)| !*asking)
         {
-            // All there is if only one task locks; a pipeline of one would cost more.
-            let reply = async move { Ok(smallvec![socket.redis.send_packed_command(&cmd).await?]) };
-            return replies(unconstrained(reply), spare);
+            return Self::One(cmd);
         }
-        let mut pipeline = Pipeline::with_capacity(calls.len());
+        let mut pipeline = Pipeline::with_capacity(calls.len().saturating_add(2));
         let mut asked = Vec::new();
-        for call in calls {
-            if call.asking {
+        for (cmd, asking) in first.into_iter().chain(calls) {
+            if asking {
                 asked.push(pipeline.len());
                 pipeline.cmd("ASKING");
             }
-            pipeline.add_command(call.cmd);
+            pipeline.add_command(cmd);
         }
+        Self::Many(pipeline, asked)
+    }
+
+    /// The commands, without the `ASKING`s.
+    pub(crate) fn cmds(&self) -> Vec<Cmd> {
+        match self {
+            Self::One(cmd) => vec![cmd.clone()],
+            Self::Many(pipeline, asked) => {
+                let all = pipeline.cmd_iter().enumerate();
+                let cmds = all.filter(|(place, _)| !asked.contains(place));
+                cmds.map(|(_, cmd)| cmd.clone()).collect()
+            }
+        }
+    }
+}
+
+impl Connection {
+    /// Whether the peer is known to have closed it, or another server has been found, by another
+    /// connection or by the word of the sentinels.
+    pub(crate) fn is_over(&self) -> bool {
+        self.pushes.is_closed() || !self.latest.borrow().is(&self.address)
+    }
+
+    /// Ends when it is over.
+    pub(crate) async fn over(&mut self) {
+        let is_other = |latest: &Latest| !latest.is(&self.address);
+        tokio::select! {
+            _ = self.latest.wait_for(is_other) => {}
+            () = async { while self.pushes.recv().await.is_some() {} } => {}
+        }
+    }
+
+    /// Sends these in one write and waits for the reply to each. `spare` is what an earlier one has
+    /// left, and is used again.
+    pub(crate) fn ask(&self, batch: Arc<Batch>, spare: Option<Replies>) -> Replies {
+        let mut redis = self.socket.clone();
         let all = async move {
-            let count = pipeline.len();
-            let replies = socket.redis.send_packed_commands(&pipeline, 0, count);
-            let mut replies = replies.await?;
-            let mut places = 0..count;
-            replies.retain(|_| places.next().is_none_or(|place| !asked.contains(&place)));
-            Ok(replies.into())
+            let redis = &mut redis.redis;
+            let replies: RedisResult<Values> = match &*batch {
+                Batch::One(cmd) => redis
+                    .send_packed_command(cmd)
+                    .await
+                    .map(|one| smallvec![one]),
+                Batch::Many(pipeline, asked) => {
+                    let count = pipeline.len();
+                    let replies = redis.send_packed_commands(pipeline, 0, count).await;
+                    replies.map(|mut replies| {
+                        let mut places = 0..count;
+                        let is_told = |place: usize| !asked.contains(&place);
+                        replies.retain(|_| places.next().is_none_or(is_told));
+                        replies.into()
+                    })
+                }
+            };
+            replies.map_err(|broken| Error::no_reply(Some(broken)))
         };
         replies(unconstrained(all), spare)
     }
 
-    /// Sends the call, with these behind it in one write, and waits for its reply, but not if
-    /// meanwhile another connection finds another server. How long to wait is for the caller to
-    /// say.
-    pub(crate) async fn ask_here<T>(
-        &mut self,
-        command: Command<T>,
-        behind: Vec<Call>,
-    ) -> Result<T, Error> {
-        let calls: Vec<_> = std::iter::once(command.call).chain(behind).collect();
-        let replies = self.ask(calls.into_iter(), None);
-        let is_other = |latest: &Latest| !latest.is(&self.server);
-        let replies = tokio::select! {
-            replies = replies => replies,
-            // Without a sender nobody is left who could find another.
-            Ok(_) = self.latest.wait_for(is_other) => return Err(Error::elsewhere()),
-        };
-        let replies = replies.map_err(|broken| Error::no_reply(Some(broken)))?;
-        let reply = replies.first().ok_or_else(|| Error::no_reply(None))?;
-        command.reader.read(reply)
+    /// The same for one.
+    pub(crate) fn ask_one(&self, cmd: Cmd) -> Replies {
+        self.ask(Arc::new(Batch::One(cmd)), None)
     }
 }
 
 /// What comes back, as many as were asked for. In a box: it is large, and handed on a few times.
 /// Unconstrained, because a first poll that is put off for lack of budget would leave the place in
 /// the connection's line open.
-pub(crate) type Replies = ReusableBoxFuture<'static, RedisResult<Values>>;
+pub(crate) type Replies = ReusableBoxFuture<'static, Answered>;
 
 fn replies(
-    work: impl Future<Output = RedisResult<Values>> + Send + 'static,
+    work: impl Future<Output = Answered> + Send + 'static,
     spare: Option<Replies>,
 ) -> Replies {
     let Some(mut spare) = spare else {
@@ -297,6 +288,9 @@ fn replies(
 
 pub(crate) type Values = SmallVec<[Value; 1]>;
 
+/// The replies to a batch; they come together or not at all.
+pub(crate) type Answered = Result<Values, Error>;
+
 /// Sentinels that do not agree yet are given this time to say something else: connections must not
 /// go to and fro between two servers.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
@@ -304,7 +298,6 @@ const AGAIN_AFTER: Duration = Duration::from_millis(100);
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use redis::Cmd;
     use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
     use tokio::net::{TcpListener, TcpStream};
 
@@ -336,7 +329,6 @@ pub(crate) mod tests {
             }
             let reply = match words[0].as_str() {
                 "HELLO" => "%1\r\n$4\r\nrole\r\n$6\r\nmaster\r\n".to_owned(),
-                "INFO" => "$12\r\nrun_id:one\r\n\r\n".to_owned(),
                 "CLIENT" | "ASKING" | "QUIT" => "+OK\r\n".to_owned(),
                 _ => answer(&words),
             };
@@ -346,12 +338,10 @@ pub(crate) mod tests {
         asked
     }
 
-    fn call(words: &str, asking: bool) -> Call {
+    fn call(words: &str, asking: bool) -> (Cmd, bool) {
         let mut cmd = Cmd::new();
         cmd.arg(words.split(' ').collect::<Vec<_>>());
-        let mut call = request::slots().call;
-        (call.cmd, call.asking) = (cmd, asking);
-        call
+        (cmd, asking)
     }
 
     #[tokio::test]
@@ -364,7 +354,6 @@ pub(crate) mod tests {
         });
         let connector = Connector::new(&url, &[], &Dialer::within(LIMIT));
         let connection = connector.expect("a URL").open().await.expect("a primary");
-        assert_eq!(connection.server, ServerId::RunId("one".into()));
         for asking in [
             &[false][..],
             &[true],
@@ -375,7 +364,10 @@ pub(crate) mod tests {
             let calls: Vec<_> = calls
                 .map(|(number, asking)| call(&format!("ECHO {number}"), *asking))
                 .collect();
-            let replies = within(LIMIT, connection.ask(calls.into_iter(), None)).await;
+            let batch = Arc::new(Batch::new(calls.into_iter()));
+            assert_eq!(batch.cmds().len(), asking.len());
+            let replies = timeout(LIMIT, connection.ask(batch, None)).await;
+            let replies = replies.expect("in time");
             let numbers = (0..).take(asking.len()).map(Value::Int);
             assert_eq!(
                 replies.expect("replies").to_vec(),
@@ -383,12 +375,14 @@ pub(crate) mod tests {
             );
         }
         assert!(!connection.is_over());
-        let quit = [call("QUIT", false)].into_iter();
-        let replies = within(LIMIT, connection.ask(quit, None)).await;
-        assert_eq!(replies.expect("replies").to_vec(), [Value::Okay]);
+        let replies = timeout(LIMIT, connection.ask_one(call("QUIT", false).0)).await;
+        let replies = replies.expect("in time").expect("replies");
+        assert_eq!(replies.to_vec(), [Value::Okay]);
         let asked = server.await.expect("it ends");
         let asked: Vec<_> = asked.iter().map(String::as_str).collect();
-        let asked = asked.rsplit(|words| words.starts_with("INFO")).next();
+        let asked = asked
+            .rsplit(|words| words.starts_with("HELLO") || words.starts_with("CLIENT"))
+            .next();
         let expected = "ECHO 0, ASKING, ECHO 0, ECHO 0, ECHO 1, \
             ASKING, ECHO 0, ECHO 1, ASKING, ECHO 2, ASKING, ECHO 3, ECHO 4, QUIT";
         assert_eq!(asked.expect("commands").join(", "), expected);

@@ -6,12 +6,17 @@
 //! replicas are told things in the order in which they happened, and whoever has the renewal has
 //! the grant. Later renewals go the same way: a lease counts only as far as it was acknowledged.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use redis::Cmd;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
-use crate::wire::{Answer, Command, Connection, Connector, Purpose, Values, request, within};
+use crate::wire::connection::Batch;
+use crate::wire::reply::{read_by, read_copied, read_renewed};
+use crate::wire::{Connection, Connector, Values, request};
 use crate::{Error, ErrorKind, PAUSE_MAX, Pace, task};
 
 /// Who must have a grant before it counts.
@@ -50,7 +55,7 @@ pub(crate) struct Acknowledger {
 type Queue = mpsc::UnboundedReceiver<Request>;
 
 struct Request {
-    renewal: Command<bool>,
+    renewal: Cmd,
     reply: oneshot::Sender<Result<Acknowledged, Error>>,
 }
 
@@ -68,11 +73,14 @@ impl Acknowledger {
 
     /// Renews a hold and waits until enough have that, and so the grant before it. It is handed
     /// over at once; what is waited for already is answered first.
-    pub(crate) fn renew(&self, renewal: Command<bool>) -> Answer<Acknowledged> {
-        let (reply, answer) = Answer::open();
+    pub(crate) fn renew(
+        &self,
+        renewal: Cmd,
+    ) -> impl Future<Output = Result<Acknowledged, Error>> + use<> {
+        let (reply, answer) = oneshot::channel();
         // If the task is gone, so is the runtime; the dropped `reply` then tells the caller.
         let _ = self.requests.send(Request { renewal, reply });
-        answer
+        async { answer.await.unwrap_or_else(|_| Err(Error::shut_down())) }
     }
 }
 
@@ -91,10 +99,10 @@ async fn run(connector: Connector, durability: Durability, mut queue: Queue) {
             Ok(good)
         } else {
             pace.keep(PAUSE_MAX).await;
-            connector.open_next(Purpose::Copies).await
+            connector.open().await
         };
         let asked = match &connection {
-            Ok(connection) => ask(connection, durability, limit, &mut batch).await,
+            Ok(connection) => ask(connection, durability, limit, &batch).await,
             Err(error) => Err(error.clone()),
         };
         // What it has not answered it may answer late, and the next wait needs another.
@@ -103,8 +111,9 @@ async fn run(connector: Connector, durability: Durability, mut queue: Queue) {
         for (place, request) in batch.drain(..).enumerate() {
             let answer = asked.as_ref().map_err(Error::clone);
             let answer = answer.and_then(|(renewed, by_enough)| {
-                let reply = renewed.get(place).ok_or_else(|| Error::no_reply(None))?;
-                Ok((request.renewal.reader.read(reply)?, by_enough.clone()))
+                let reply = renewed.get(place).cloned();
+                let reply = reply.ok_or_else(|| Error::no_reply(None));
+                Ok((read_by(reply, read_renewed)?, by_enough.clone()))
             });
             // Whoever has gone does not keep the lock either.
             let _ = request.reply.send(answer);
@@ -117,18 +126,16 @@ async fn ask(
     connection: &Connection,
     durability: Durability,
     limit: Duration,
-    batch: &mut Vec<Request>,
+    batch: &[Request],
 ) -> Result<(Values, Result<(), Error>), Error> {
-    let is_elsewhere = |one: &mut Request| !one.renewal.call.may_go_to(&connection.server);
-    for elsewhere in batch.extract_if(.., is_elsewhere) {
-        let _ = elsewhere.reply.send(Err(Error::elsewhere()));
-    }
-    let wait = request::wait_for_copies(durability);
-    let calls = batch.iter().map(|one| &one.renewal.call);
-    let calls: Vec<_> = calls.chain([&wait.call]).cloned().collect();
-    let mut replies = within(limit, connection.ask(calls.into_iter(), None)).await?;
-    let copied = replies.pop().ok_or_else(|| Error::no_reply(None))?;
-    let (local, replicas) = wait.reader.read(&copied).map_err(Error::of_wait)?;
+    let renewals = batch.iter().map(|one| one.renewal.clone());
+    let mut calls: Vec<_> = renewals.map(|renewal| (renewal, false)).collect();
+    calls.push((request::wait_for_copies(durability), false));
+    let asked = connection.ask(Arc::new(Batch::new(calls.into_iter())), None);
+    let answer = timeout(limit, asked).await;
+    let mut replies = answer.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
+    let copied = replies.pop().ok_or_else(|| Error::no_reply(None));
+    let (local, replicas) = read_by(copied, read_copied).map_err(Error::of_wait)?;
     Ok((replies, durability.check(local, replicas)))
 }
 

@@ -9,7 +9,7 @@ use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 use tokio::sync::watch;
 
-use crate::wire::{Connector, Dialer, Former};
+use crate::wire::{Connector, Dialer};
 use crate::{Error, locked, part};
 
 /// Where a node listens.
@@ -41,7 +41,6 @@ impl Connector {
             agreed: Arc::default(),
             dialer: dialer.clone(),
             latest: watch::Sender::default(),
-            former: Former::default(),
         };
         // Says now what is wrong with the certificates.
         certificates.client(connector.server.clone())?;
@@ -53,7 +52,6 @@ impl Connector {
         Self {
             server: at(&self.server, address),
             latest: watch::Sender::default(),
-            former: self.former.of_other_node(),
             ..self.clone()
         }
     }

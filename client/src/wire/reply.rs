@@ -1,110 +1,93 @@
-//! What the server answers, read by its shape.
+//! What the servers answer, read by its shape.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
-use redis::{FromRedisValue, InfoDict, RedisError, Value, from_redis_value_ref};
+use redis::{FromRedisValue, RedisError, Value, from_redis_value_ref};
 
 use crate::error::{Error, LostReason};
+use crate::wire::Kind;
 
-/// How to read the reply to a command that names so many locks.
-#[derive(Clone)]
-pub(crate) struct Reader<T> {
-    pub(super) locks: usize,
-    pub(super) read: fn(&Value, usize) -> Option<T>,
-}
-
-impl<T> Reader<T> {
-    /// What the server's reply says.
-    pub(crate) fn read(&self, reply: &Value) -> Result<T, Error> {
-        if let Value::ServerError(refusal) = reply {
-            return Err(Error::from_server(refusal.code(), refusal.details()));
-        }
-        // A reply of another shape comes from something that is not the module: what it has done
-        // nobody can say.
-        (self.read)(reply, self.locks).ok_or_else(|| {
-            let text = "the reply is not one of an RLOCK command";
-            let error = (redis::ErrorKind::UnexpectedReturnType, text);
-            Error::no_reply(Some(RedisError::from(error)))
-        })
+/// Reads a reply by this shape. One of another shape comes from something that is not the module:
+/// what it has done nobody can say.
+pub(crate) fn read_by<T>(
+    reply: Result<Value, Error>,
+    read: impl FnOnce(&Value) -> Option<T>,
+) -> Result<T, Error> {
+    let reply = reply?;
+    if let Value::ServerError(refusal) = &reply {
+        return Err(Error::from_server(refusal.code(), refusal.details()));
     }
+    read(&reply).ok_or_else(|| {
+        let text = "the reply is not one of an RLOCK command";
+        let error = (redis::ErrorKind::UnexpectedReturnType, text);
+        Error::no_reply(Some(RedisError::from(error)))
+    })
 }
 
-/// Reads the answers to [`handshake`](crate::wire::request::handshake), as far as the server gives
-/// them to this user: whether it is a replica, which client this is there, and its run id, which is
-/// another one in each life.
-pub(super) fn read_handshake(answers: &[Value]) -> (bool, Option<u64>, Option<String>) {
-    let [hello, info] = answers else {
-        return (false, None, None);
-    };
+/// Whether the answer to HELLO is that of a replica.
+pub(super) fn is_replica(hello: &Value) -> bool {
     let hello = read::<HashMap<String, Value>>(hello).unwrap_or_default();
     let role = hello.get("role").and_then(read::<String>);
-    let is_replica = role.is_some_and(|role| role != "master");
-    let run_id = read::<InfoDict>(info).and_then(|info| info.get("run_id"));
-    (is_replica, hello.get("id").and_then(read), run_id)
+    role.is_some_and(|role| role != "master")
 }
 
-/// What is told by a library's type.
 fn read<T: FromRedisValue>(value: &Value) -> Option<T> {
     from_redis_value_ref(value).ok()
 }
 
-/// What an ACQUIRE came to.
+/// The answer to an ACQUIRE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    /// Held, with this fencing token, and so often by its owner by now.
-    Granted { token: u64, count: u64 },
-    /// In line; what comes of it is told by an event.
-    Queued,
-    /// Not held; what is left of the present lease, `None` if the key has no expiry.
-    NotHeld { lease_left: Option<Duration> },
+    Granted {
+        token: u64,
+    },
+    /// An event of this life, with a larger number, tells of the end of the wait.
+    Queued {
+        seq: u64,
+        life: i64,
+    },
+    /// `None`: the lock is held without an expiry. Zero: it is free, but promised to a waiter.
+    NotHeld {
+        lease_left: Option<Duration>,
+    },
 }
 
-/// What a RELEASE came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Released {
-    /// The last of the owner's holds has gone.
-    Freed,
-    /// One of its holds has gone, and so many are left.
-    Left(u32),
-    /// Of several locks: one hold of each has gone.
-    Done,
-    /// It was not held by this owner, or not with this token; of several not all.
-    NotHeld,
-}
-
-/// The answer to RLOCK.EVENTS.
+/// The answer to EVENTS.
+#[derive(Debug)]
 pub(crate) struct Told {
-    /// Another one than before says that the session has begun anew.
     pub(crate) life: i64,
-    /// The events, in order.
     pub(crate) events: Vec<Event>,
 }
 
-/// What has happened to one owner at one lock.
+/// What happened to a wait or a hold of the session.
+#[derive(Clone, Debug)]
 pub(crate) struct Event {
+    pub(crate) seq: u64,
     pub(crate) name: Vec<u8>,
     pub(crate) owner: Vec<u8>,
-    pub(crate) kind: EventKind,
+    pub(crate) kind: Kind,
+    /// That of the hold it is about; 0 if there is none.
+    pub(crate) token: u64,
+    pub(crate) what: What,
 }
 
-/// The kinds of events.
 #[derive(Clone, Debug)]
-pub(crate) enum EventKind {
-    /// The wait is over: held, with this fencing token.
-    Granted { token: u64 },
-    /// The wait is over: not held; what is left of the present lease, `None` without an expiry.
-    TimedOut { lease_left: Option<Duration> },
-    /// The hold is over.
+pub(crate) enum What {
+    /// The wait has ended with a hold.
+    Granted,
+    TimedOut {
+        lease_left: Option<Duration>,
+    },
+    /// The wait left the queue when the session connection closed.
+    Left,
     Lost(LostReason),
-    /// The wait is over, with an error.
+    /// Of a wait; or of a hold, whose slot has moved.
     Failed(Error),
-    /// Somebody wants the lock that is held.
     Wanted,
 }
 
-/// Who has what a connection has written: whether the server has it on its disk, as far as that was
-/// asked, and how many replicas.
+/// How many replicas have it, and whether the server's disk does.
 pub(super) fn read_copied(reply: &Value) -> Option<(bool, u64)> {
     match reply.as_sequence() {
         Some([local, replicas]) => Some((read_count(local)? > 0, read_count(replicas)?)),
@@ -112,7 +95,98 @@ pub(super) fn read_copied(reply: &Value) -> Option<(bool, u64)> {
     }
 }
 
-pub(super) fn read_slots(reply: &Value) -> Option<Vec<Range>> {
+/// `[life, server]`.
+pub(super) fn read_bound(reply: &Value) -> Option<(i64, String)> {
+    let [Value::Int(life), server] = reply.as_sequence()? else {
+        return None;
+    };
+    Some((*life, read(server)?))
+}
+
+pub(crate) fn read_acquired(reply: &Value) -> Option<Acquired> {
+    match reply.as_sequence()? {
+        [Value::Int(1..), token] => Some(Acquired::Granted {
+            token: read_count(token)?,
+        }),
+        [Value::Int(0), Value::Int(ttl_ms)] => Some(Acquired::NotHeld {
+            lease_left: time_left(*ttl_ms),
+        }),
+        [Value::Int(-1), Value::Int(1..), seq, Value::Int(life)] => Some(Acquired::Queued {
+            seq: read_count(seq)?,
+            life: *life,
+        }),
+        _ => None,
+    }
+}
+
+/// A TTL; `None` if there is no expiry.
+fn time_left(ttl_ms: i64) -> Option<Duration> {
+    u64::try_from(ttl_ms).ok().map(Duration::from_millis)
+}
+
+pub(super) fn read_told(reply: &Value) -> Option<Told> {
+    let [Value::Int(life), told] = reply.as_sequence()? else {
+        return None;
+    };
+    let mut events = Vec::new();
+    for event in told.as_sequence()? {
+        let [seq, what, name, owner, value, token, mode, _db] = event.as_sequence()? else {
+            return None;
+        };
+        let bytes = read::<Vec<u8>>;
+        let what = match &*bytes(what)? {
+            b"granted" => What::Granted,
+            b"timeout" => What::TimedOut {
+                lease_left: time_left(read(value)?),
+            },
+            b"left" => What::Left,
+            b"lost" => What::Lost(LostReason::from_server(&bytes(value)?)),
+            b"wanted" => What::Wanted,
+            b"error" => What::Failed(Error::from_text(&String::from_utf8_lossy(&bytes(value)?))),
+            // A kind that a later server may add is nothing to us.
+            _ => continue,
+        };
+        let kind = match &*bytes(mode)? {
+            b"read" => Kind::Read,
+            b"write" => Kind::Write,
+            b"permits" => Kind::Permits,
+            _ => Kind::Plain,
+        };
+        events.push(Event {
+            seq: read_count(seq)?,
+            name: bytes(name)?,
+            owner: bytes(owner)?,
+            kind,
+            token: read_count(token)?,
+            what,
+        });
+    }
+    let life = *life;
+    Some(Told { life, events })
+}
+
+/// Whether there was a hold to be released: Null says that there was none.
+pub(crate) fn read_released(reply: &Value) -> Option<bool> {
+    match reply {
+        Value::Nil => Some(false),
+        Value::Int(0..) => Some(true),
+        _ => None,
+    }
+}
+
+/// Whether it is held.
+pub(crate) fn read_renewed(reply: &Value) -> Option<bool> {
+    Some(read_count(reply)? > 0)
+}
+
+pub(crate) fn read_count(reply: &Value) -> Option<u64> {
+    let Value::Int(count) = reply else {
+        return None;
+    };
+    u64::try_from(*count).ok()
+}
+
+pub(crate) fn read_slots(reply: &Value) -> Option<Vec<Range>> {
     reply.as_sequence()?.iter().map(read_range).collect()
 }
 
@@ -150,103 +224,6 @@ fn read_node(node: &Value) -> Option<Member> {
         port: u16::try_from(*port).ok()?,
         other_hosts: ip.into_iter().chain(hostname).collect(),
     })
-}
-
-pub(super) fn read_acquired(reply: &Value) -> Option<Acquired> {
-    match reply.as_sequence()? {
-        [Value::Int(count), Value::Int(token)] if *count >= 1 => Some(Acquired::Granted {
-            token: u64::try_from(*token).ok()?,
-            count: u64::try_from(*count).ok()?,
-        }),
-        [Value::Int(0), Value::Int(ttl_ms)] => Some(Acquired::NotHeld {
-            lease_left: time_left(*ttl_ms),
-        }),
-        [
-            Value::Int(-1),
-            Value::Int(1..),
-            Value::Int(_seq),
-            Value::Int(_life),
-        ] => Some(Acquired::Queued),
-        _ => None,
-    }
-}
-
-fn time_left(ttl_ms: i64) -> Option<Duration> {
-    u64::try_from(ttl_ms).ok().map(Duration::from_millis)
-}
-
-pub(super) fn read_told(reply: &Value) -> Option<Told> {
-    let [Value::Int(life), told] = reply.as_sequence()? else {
-        return None;
-    };
-    let mut events = Vec::new();
-    for event in told.as_sequence()? {
-        let [_seq, kind, name, owner, value, token, _mode, _db] = event.as_sequence()? else {
-            return None;
-        };
-        let bytes = read::<Vec<u8>>;
-        let (kind, name, owner) = (bytes(kind)?, bytes(name)?, bytes(owner)?);
-        let kind = match &*kind {
-            b"granted" => EventKind::Granted {
-                token: read_count(value)?,
-            },
-            b"timeout" => EventKind::TimedOut {
-                lease_left: time_left(read(value)?),
-            },
-            b"lost" => match &*bytes(value)? {
-                // By us: our command connection is not bound to the session.
-                b"released" => continue,
-                reason => EventKind::Lost(LostReason::from_server(reason)),
-            },
-            b"wanted" => EventKind::Wanted,
-            // It is about a hold, and not about a wait: the slot has moved, which is found out
-            // anyway.
-            b"error" if read_count(token)? != 0 => continue,
-            b"error" => {
-                EventKind::Failed(Error::from_text(&String::from_utf8_lossy(&bytes(value)?)))
-            }
-            // A wait that has left is asked for again when the session is attached anew. And a kind
-            // that a later server may add is nothing to us.
-            _ => continue,
-        };
-        events.push(Event { name, owner, kind });
-    }
-    let life = *life;
-    Some(Told { life, events })
-}
-
-/// The same of permits, which are one hold however many they are.
-pub(super) fn read_acquired_permits(reply: &Value) -> Option<Acquired> {
-    Some(match read_acquired(reply)? {
-        Acquired::Granted { token, .. } => Acquired::Granted { token, count: 1 },
-        other => other,
-    })
-}
-
-pub(super) fn read_released(reply: &Value) -> Option<Released> {
-    match reply {
-        Value::Nil => Some(Released::NotHeld),
-        Value::Int(0) => Some(Released::Freed),
-        Value::Int(left @ 1..) => Some(Released::Left(u32::try_from(*left).unwrap_or(u32::MAX))),
-        _ => None,
-    }
-}
-
-pub(super) fn read_all_released(reply: &Value, locks: usize) -> Option<Released> {
-    let done = read_all_renewed(reply, locks)?.then_some(Released::Done);
-    Some(done.unwrap_or(Released::NotHeld))
-}
-
-pub(super) fn read_all_renewed(reply: &Value, locks: usize) -> Option<bool> {
-    let renewed = usize::try_from(read_count(reply)?).ok()?;
-    (renewed <= locks).then_some(renewed == locks)
-}
-
-pub(super) fn read_count(reply: &Value) -> Option<u64> {
-    let Value::Int(count) = reply else {
-        return None;
-    };
-    u64::try_from(*count).ok()
 }
 
 /// Where a node says that a command has to go. Such a command has not been carried out.
@@ -319,25 +296,25 @@ mod tests {
     #[test]
     fn replies_are_read_by_shape() {
         let pair = |a, b| Value::Array(vec![Value::Int(a), Value::Int(b)]);
-        let held = |token, count| Some(Acquired::Granted { token, count });
+        let held = |token| Some(Acquired::Granted { token });
         let not_held = |lease_left| Some(Acquired::NotHeld { lease_left });
-        assert_eq!(read_acquired(&pair(1, 9)), held(9, 1));
-        assert_eq!(read_acquired(&pair(2, 9)), held(9, 2));
+        assert_eq!(read_acquired(&pair(1, 9)), held(9));
+        assert_eq!(read_acquired(&pair(2, 9)), held(9));
         assert_eq!(read_acquired(&pair(0, -1)), not_held(None));
         assert_eq!(
             read_acquired(&pair(0, 5)),
             not_held(Some(Duration::from_millis(5)))
         );
         let queued = |position| {
-            let numbers = [-1, position, 0, 7].map(Value::Int);
+            let numbers = [-1, position, 3, 7].map(Value::Int);
             read_acquired(&Value::Array(numbers.into()))
         };
-        assert_eq!(queued(1), Some(Acquired::Queued));
+        assert_eq!(queued(1), Some(Acquired::Queued { seq: 3, life: 7 }));
         assert_eq!(queued(0), None);
         assert_eq!(read_acquired(&pair(-1, 1)), None);
         assert_eq!(read_acquired(&Value::Okay), None);
-        assert_eq!(read_released(&Value::Nil), Some(Released::NotHeld));
-        assert_eq!(read_released(&Value::Int(0)), Some(Released::Freed));
+        assert_eq!(read_released(&Value::Nil), Some(false));
+        assert_eq!(read_released(&Value::Int(0)), Some(true));
     }
 
     #[test]
@@ -393,7 +370,7 @@ mod tests {
         let text = |text: &str| Value::BulkString(text.into());
         let about = |kind: &str, value, token| {
             let (seq, db) = (Value::Int(1), Value::Int(0));
-            let (kind, mode) = (text(kind), text("plain"));
+            let (kind, mode) = (text(kind), text("read"));
             let token = Value::Int(token);
             Value::Array(vec![
                 seq,
@@ -409,12 +386,12 @@ mod tests {
         let event = |kind: &str, value| about(kind, value, 0);
         let reply = |events| read_told(&Value::Array(vec![Value::Int(9), Value::Array(events)]));
         let told = reply(vec![
-            event("granted", Value::Int(7)),
+            about("granted", Value::Int(7), 7),
             event("invented", Value::Nil),
             event("left", Value::Int(0)),
             event("timeout", Value::Int(-1)),
-            event("lost", text("broken")),
-            event("lost", text("released")),
+            about("lost", text("broken"), 7),
+            about("lost", text("released"), 7),
             event("wanted", Value::Int(0)),
             about("error", text("MOVED 1 a:1"), 7),
             event("error", text("WRONGTYPE not a lock")),
@@ -424,21 +401,28 @@ mod tests {
         assert!(
             events
                 .iter()
-                .all(|event| event.name == b"n" && event.owner == b"o")
+                .all(|event| event.name == b"n" && event.owner == b"o" && event.seq == 1)
         );
-        let news: Vec<_> = events.into_iter().map(|event| event.kind).collect();
+        assert!(events.iter().all(|event| event.kind == Kind::Read));
+        let news: Vec<_> = events
+            .into_iter()
+            .map(|event| (event.what, event.token))
+            .collect();
         let [
-            EventKind::Granted { token: 7 },
-            EventKind::TimedOut { lease_left: None },
-            EventKind::Lost(LostReason::Broken),
-            EventKind::Wanted,
-            EventKind::Failed(error),
+            (What::Granted, 7),
+            (What::Left, 0),
+            (What::TimedOut { lease_left: None }, 0),
+            (What::Lost(LostReason::Broken), 7),
+            (What::Lost(LostReason::NotHeld), 7),
+            (What::Wanted, 0),
+            (What::Failed(_), 7),
+            (What::Failed(error), 0),
         ] = news.as_slice()
         else {
             panic!("{news:?}")
         };
         assert!(error.is_refused(), "{error}");
-        assert!(reply(vec![event("granted", Value::Nil)]).is_none());
+        assert!(reply(vec![event("timeout", Value::Nil)]).is_none());
         assert!(reply(vec![Value::Nil]).is_none());
         assert!(reply(vec![]).is_some_and(|told| told.events.is_empty()));
         assert!(read_told(&Value::Array(vec![])).is_none());

@@ -1,247 +1,107 @@
 //! The session: on its connection the server tells us of grants and losses, and we know that it has
-//! not taken us for dead.
+//! not taken us for dead. RLOCK.EVENTS is called on it again and again.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use smallvec::SmallVec;
 use tokio::sync::watch;
-use tokio::time::Instant;
-use uuid::Uuid;
+use tokio::time::{Instant, timeout};
 
-use crate::wire::ServerId;
-use crate::{Error, chance, drift, locked, metrics, part, trace};
+use crate::error::Error;
+use crate::wire::reply::{read_by, read_told};
+use crate::wire::{Connection, Connector, Event, Replies, Request, Told, request};
+use crate::{Pace, drift, metrics, part, trace};
+
+/// Who hears what happens at the servers of a client.
+pub(crate) trait Listener: Send + Sync {
+    /// The session was answered.
+    fn heard(&self, session: &Arc<Session>, news: News);
+
+    /// The session's server is not reached, and another may be in its place.
+    fn broken(&self, session: &Arc<Session>);
+
+    /// A node has said that this request is for another one, or it cannot be reached and its slots
+    /// may be at another.
+    fn redirected(&self, session: &Arc<Session>, request: Request, error: Error);
+
+    /// Whether this session's server serves the name, as far as is known.
+    fn is_home(&self, session: &Arc<Session>, name: &[u8]) -> bool;
+}
+
+/// An answer to EVENTS.
+pub(crate) struct News {
+    pub(crate) life: i64,
+    /// Whether the session has begun anew.
+    pub(crate) is_new: bool,
+    /// Those that have not been heard before, in order.
+    pub(crate) events: Vec<Event>,
+    /// None of it happened before this: when the call before was sent, if it was answered in this
+    /// life.
+    pub(crate) since: Option<Instant>,
+}
 
 /// One client's session at one server.
 pub(crate) struct Session {
-    pub(crate) number: SessionNumber,
     /// The same at every server.
     pub(crate) name: Arc<str>,
     pub(crate) grace: Duration,
-    life: watch::Sender<Life>,
-    /// The server at which it was attached first.
-    first: OnceLock<ServerId>,
-    /// When the last call was sent whose answer has reached all whom it concerned. What has not
-    /// been told in that answer has not happened before.
-    pub(crate) told: watch::Sender<Instant>,
-    /// Grants that waits have learnt of from answers, and since when: their events may be yet to
-    /// come.
-    untold: Mutex<Vec<(u64, Instant)>>,
+    state: watch::Sender<State>,
+    /// Numbers the connections of a client, at whatever server: a node that gets another address
+    /// is the same one still.
+    epochs: Arc<AtomicU64>,
 }
 
-/// Tells the sessions of a client at its servers apart.
-pub(crate) type SessionNumber = Uuid;
-
-/// How the session connection is.
-enum Life {
-    /// The first try to attach has not ended.
-    New,
-    Attached(Arc<Attachment>),
-    /// Nobody listens; why the last try to attach failed.
-    Broken(Error),
+#[derive(Default)]
+struct State {
+    /// What is known of the present life, if one was heard of.
+    present: Option<Arc<Confidence>>,
+    /// Why the last try to reach the server failed, if it did.
+    broken: Option<Error>,
+    /// So many answers there were.
+    answers: u64,
+    /// The node's id in a cluster, else the server's run id, as BIND has told it; or why the last
+    /// try to bind a connection failed.
+    bound: Option<Result<Arc<str>, Error>>,
+    /// Its node is not used any more.
+    is_retired: bool,
 }
 
-impl Session {
-    /// A session to which nobody listens yet.
-    pub(crate) fn new(name: Arc<str>, grace: Duration) -> Arc<Self> {
-        Arc::new(Self {
-            number: chance::uuid(),
-            name,
-            grace,
-            life: watch::Sender::new(Life::New),
-            first: OnceLock::new(),
-            told: watch::Sender::new(Instant::now()),
-            untold: Mutex::default(),
-        })
-    }
-
-    /// Waits until the first try to attach has ended: the error, if it failed.
-    pub(crate) async fn tried(&self) -> Result<(), Error> {
-        let mut changes = self.life.subscribe();
-        // The sender is `self`: there is no other end to this.
-        let _ = changes.wait_for(|life| !matches!(life, Life::New)).await;
-        let attachment = self.attachment();
-        attachment.map(drop).ok_or_else(|| self.trouble())
-    }
-
-    /// The present attachment, if there is one.
-    pub(crate) fn attachment(&self) -> Option<Arc<Attachment>> {
-        match &*self.life.borrow() {
-            Life::Attached(attachment) => Some(Arc::clone(attachment)),
-            Life::New | Life::Broken(_) => None,
-        }
-    }
-
-    /// To which server it is attached.
-    pub(crate) fn server(&self) -> Option<ServerId> {
-        self.attachment()?.server().cloned()
-    }
-
-    /// Whether this is the present attachment.
-    pub(crate) fn is_attached_by(&self, attachment: &Arc<Attachment>) -> bool {
-        let present = self.attachment();
-        present.is_some_and(|present| Arc::ptr_eq(&present, attachment))
-    }
-
-    /// Whether it is attached at the server at which it was attached first. One that does not tell
-    /// its run id is taken for another.
-    pub(crate) fn is_where_it_began(&self) -> bool {
-        let there = self.server();
-        there.is_some_and(|there| !self.began_elsewhere(&there))
-    }
-
-    /// Whether this is surely not the server at which it was attached first.
-    pub(crate) fn began_elsewhere(&self, server: &ServerId) -> bool {
-        let first = self.first.get();
-        first.is_some_and(|first| !server.is_surely(first))
-    }
-
-    /// Waits for an attachment other than `known`.
-    pub(crate) async fn next_attachment(
-        &self,
-        known: Option<&Arc<Attachment>>,
-    ) -> Result<Arc<Attachment>, Error> {
-        let mut changes = self.life.subscribe();
-        loop {
-            match &*changes.borrow_and_update() {
-                Life::Attached(present) if !known.is_some_and(|one| Arc::ptr_eq(one, present)) => {
-                    return Ok(Arc::clone(present));
-                }
-                // Tried again all the same: rights may be given back. Whoever waits is told.
-                Life::Broken(error) if error.is_final() => return Err(error.clone()),
-                Life::New | Life::Attached(_) | Life::Broken(_) => {}
-            }
-            // The sender is `self`, so this is a change and never the end.
-            let _ = changes.changed().await;
-        }
-    }
-
-    /// Why there is no attachment, and the server is not asked.
-    pub(crate) fn trouble(&self) -> Error {
-        match &*self.life.borrow() {
-            Life::Broken(error) => error.clone().unasked(),
-            Life::New | Life::Attached(_) => Error::not_attached(),
-        }
-    }
-
-    /// This server has answered the first EVENTS of a connection, or the first after a silence that
-    /// was too long, sent at `sent`. It is not the present attachment before it
-    /// [goes on](Self::goes_on).
-    pub(crate) fn attachment_at(&self, server: &ServerId, sent: Instant) -> Arc<Attachment> {
-        self.first.get_or_init(|| server.clone());
-        Attachment::new((self.number, server.clone()), sent, self.grace)
-    }
-
-    /// This attachment is the present one if there is none: it is new, or the same goes on after a
-    /// silence, and whatever counts on it needs no other word.
-    pub(crate) fn goes_on(&self, attachment: &Arc<Attachment>) {
-        // Only the task of the session connection writes it, so nobody does in between.
-        if self.attachment().is_none() {
-            let present = Life::Attached(Arc::clone(attachment));
-            if let Life::Broken(_) = self.life.send_replace(present) {
-                trace::reconnected(&self.name);
-                metrics::reconnected();
-            }
-        }
-    }
-
-    /// Ends when all that the server did before `moment` has reached whom it concerned, or never
-    /// will. Answers come in order, and what went with an old connection comes by no new one: so
-    /// when a call is answered that was sent later.
-    pub(crate) async fn all_told(&self, moment: Instant) {
-        // The sender is `self`: there is no other end to this.
-        let mut told = self.told.subscribe();
-        let _ = told.wait_for(|sent| *sent > moment).await;
-    }
-
-    /// A wait has learnt of this grant from an answer.
-    pub(crate) fn learnt(&self, token: u64) {
-        locked(&self.untold).push((token, Instant::now()));
-    }
-
-    /// The grants that waits have learnt of, and of which events may tell yet. By the answer to a
-    /// call that was sent later, all has been told that happened before.
-    pub(crate) fn untold(&self) -> impl Iterator<Item = u64> {
-        let mut untold = locked(&self.untold);
-        untold.retain(|(_, learnt)| *learnt >= *self.told.borrow());
-        let tokens: SmallVec<[_; 1]> = untold.iter().map(|(token, _)| *token).collect();
-        tokens.into_iter()
-    }
-
-    /// Nothing keeps it attached any more: the client has gone, or its runtime has.
-    pub(crate) fn ended(&self) {
-        self.life.send_replace(Life::Broken(Error::shut_down()));
-    }
-
-    /// The session connection is broken; what is held keeps the confidence it has.
-    pub(crate) fn broken(&self, error: Error) {
-        if let Life::Attached(_) = &*self.life.borrow() {
-            trace::disconnected(&self.name, &error);
-        }
-        self.life.send_replace(Life::Broken(error));
-    }
-}
-
-/// One unbroken time in which the server knew that we live.
+/// Until when the server cannot have ended the session, in one of its lives.
 ///
-/// A hold counts on the attachment under which it was last confirmed, so one that a new connection
-/// has not yet confirmed keeps the old one's end: the server may have given it away in between.
+/// What is held counts on it. Once it has ended, guards have said that they are lost, and a later
+/// answer brings nothing back: then the same life has another one.
 #[derive(Debug)]
-pub(crate) struct Attachment {
-    /// Which session is attached by it, and which server knows it.
-    by: Option<(SessionNumber, ServerId)>,
-    grace: Duration,
+pub(crate) struct Confidence {
+    pub(crate) life: i64,
     /// Without a grace the session says nothing about how long a hold lasts.
     until: Option<ArcSwap<Instant>>,
 }
 
-impl Attachment {
-    /// One that was confirmed by a call which was sent then; `None` if no server knows it.
-    pub(crate) fn new(
-        by: impl Into<Option<(SessionNumber, ServerId)>>,
-        sent: Instant,
-        grace: Duration,
-    ) -> Arc<Self> {
-        Arc::new(Self {
-            by: by.into(),
-            grace,
-            until: confident_until(sent, grace).map(ArcSwap::from_pointee),
-        })
+impl Confidence {
+    /// As a call that was sent then confirms it.
+    pub(crate) fn new(life: i64, sent: Instant, grace: Duration) -> Arc<Self> {
+        let until = confident_until(sent, grace).map(ArcSwap::from_pointee);
+        Arc::new(Self { life, until })
     }
 
-    pub(crate) fn server(&self) -> Option<&ServerId> {
-        self.by.as_ref().map(|(_, server)| server)
-    }
-
-    /// Whether this session is, or was, attached by it.
-    pub(crate) fn is_of(&self, session: &Session) -> bool {
-        matches!(&self.by, Some((by, _)) if *by == session.number)
-    }
-
-    /// Until when the server cannot have ended the session; `None` without limit.
+    /// `None`: without limit.
     pub(crate) fn until(&self) -> Option<Instant> {
         self.until.as_ref().map(|until| **until.load())
     }
 
-    /// Whether nothing can count on it any more.
-    pub(crate) fn is_over(&self, now: Instant) -> bool {
+    fn is_over(&self, now: Instant) -> bool {
         self.until().is_some_and(|until| now >= until)
     }
 
-    /// An EVENTS call sent at `sent` was answered: whether in time. Once out of touch for too
-    /// long, guards have said that they are lost; nothing may bring them back.
-    pub(crate) fn confirm(&self, sent: Instant, now: Instant) -> bool {
-        let Some(end) = &self.until else { return true };
-        // Only the task of the session connection confirms, so nobody writes in between.
-        let present = **end.load();
-        if now >= present {
-            return false;
+    /// Only the task of the session connection confirms, so nobody writes in between.
+    fn confirm(&self, sent: Instant, grace: Duration) {
+        if let (Some(until), Some(later)) = (&self.until, confident_until(sent, grace)) {
+            let present = **until.load();
+            until.store(Arc::new(later.max(present)));
         }
-        if let Some(confident) = confident_until(sent, self.grace) {
-            end.store(Arc::new(confident.max(present)));
-        }
-        true
     }
 }
 
@@ -253,6 +113,428 @@ fn confident_until(sent: Instant, grace: Duration) -> Option<Instant> {
     (!grace.is_zero()).then_some(until)
 }
 
+impl State {
+    fn is_attached(&self) -> bool {
+        self.present.is_some() && self.broken.is_none() && matches!(self.bound, Some(Ok(_)))
+    }
+
+    fn trouble(&self) -> Option<Error> {
+        let unbound = || self.bound.as_ref()?.as_ref().err();
+        self.broken.as_ref().or_else(unbound).cloned()
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    pub(crate) fn new(name: Arc<str>, grace: Duration, epochs: Arc<AtomicU64>) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            grace,
+            state: watch::Sender::default(),
+            epochs,
+        })
+    }
+
+    pub(super) fn next_epoch(&self) -> u64 {
+        self.epochs
+            .fetch_add(1, Ordering::Relaxed)
+            .saturating_add(1)
+    }
+
+    /// A command connection was bound at this server, or could not be.
+    pub(super) fn is_bound(&self, bound: Result<Arc<str>, Error>) {
+        self.state.send_if_modified(|state| {
+            let is_news =
+                !matches!((&state.bound, &bound), (Some(Ok(one)), Ok(other)) if one == other);
+            state.bound = Some(bound);
+            is_news
+        });
+    }
+
+    /// The server to which the last command connection was bound.
+    pub(crate) fn server(&self) -> Option<Arc<str>> {
+        self.state.borrow().bound.clone()?.ok()
+    }
+
+    /// Its node is not used any more: what is left of its commands goes elsewhere.
+    pub(crate) fn retire(&self) {
+        self.state.send_modify(|state| {
+            state.is_retired = true;
+            state.answers = state.answers.saturating_add(1);
+        });
+    }
+
+    pub(super) fn is_retired(&self) -> bool {
+        self.state.borrow().is_retired
+    }
+
+    /// What is known of the life that was heard of last, be it that it goes on or not.
+    pub(crate) fn present(&self) -> Option<Arc<Confidence>> {
+        self.state.borrow().present.clone()
+    }
+
+    pub(crate) fn life(&self) -> Option<i64> {
+        Some(self.state.borrow().present.as_ref()?.life)
+    }
+
+    /// Whether the last try to reach the server was answered.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.state.borrow().is_attached()
+    }
+
+    /// Waits until the first try to reach the server has ended: the error, if it failed.
+    pub(crate) async fn tried(&self) -> Result<(), Error> {
+        let mut changes = self.state.subscribe();
+        let is_tried = |state: &State| {
+            state.broken.is_some() || state.present.is_some() && state.bound.is_some()
+        };
+        // The sender is `self`: there is no other end to this.
+        let trouble = changes.wait_for(is_tried).await.ok();
+        trouble
+            .and_then(|state| state.trouble())
+            .map_or(Ok(()), Err)
+    }
+
+    /// Waits until the server answers.
+    pub(crate) async fn attached(&self) {
+        let mut changes = self.state.subscribe();
+        // The sender is `self`: there is no other end to this.
+        let _ = changes.wait_for(State::is_attached).await;
+    }
+
+    /// Why nothing is heard of the server.
+    pub(crate) fn trouble(&self) -> Error {
+        let trouble = self.state.borrow().trouble();
+        trouble.map_or_else(Error::not_attached, Error::unasked)
+    }
+
+    /// What tells of each answer; and how many there were until now.
+    pub(super) fn answers(&self) -> Answers {
+        Answers(self.state.subscribe())
+    }
+
+    /// A call that was sent then was answered in this life.
+    fn confirm(&self, life: i64, sent: Instant) {
+        let (now, grace) = (Instant::now(), self.grace);
+        let mut was_broken = false;
+        self.state.send_modify(|state| {
+            match &state.present {
+                Some(present) if present.life == life && !present.is_over(now) => {
+                    present.confirm(sent, grace);
+                }
+                _ => state.present = Some(Confidence::new(life, sent, grace)),
+            }
+            was_broken = state.broken.take().is_some() && state.answers > 0;
+            state.answers = state.answers.saturating_add(1);
+        });
+        if was_broken {
+            trace::reconnected(&self.name);
+            metrics::reconnected();
+        }
+    }
+
+    fn broken(&self, error: Error) {
+        if self.is_attached() {
+            trace::disconnected(&self.name, &error);
+        }
+        self.state.send_modify(|state| state.broken = Some(error));
+    }
+}
+
+/// Hears of the answers to EVENTS.
+pub(super) struct Answers(watch::Receiver<State>);
+
+impl Answers {
+    /// The life that was heard of last.
+    pub(super) fn life(&self) -> Option<i64> {
+        Some(self.0.borrow().present.as_ref()?.life)
+    }
+
+    /// So many there were.
+    pub(super) fn count(&self) -> u64 {
+        self.0.borrow().answers
+    }
+
+    /// Waits for one more than these. It never comes once the session has gone.
+    pub(super) async fn more_than(&mut self, count: u64) {
+        if self
+            .0
+            .wait_for(|state| state.answers > count)
+            .await
+            .is_err()
+        {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Waits until another life is heard of, or there will be none.
+    pub(super) async fn other_life(&mut self, than: i64) {
+        let is_present = |state: &State| state.present.as_ref().is_some_and(|one| one.life == than);
+        let is_other = |state: &State| state.is_retired || !is_present(state);
+        if self.0.wait_for(is_other).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// The task that listens. It does not keep the client alive.
+pub(super) struct Listening {
+    session: Arc<Session>,
+    connector: Connector,
+    listener: Weak<dyn Listener>,
+    pace: Pace,
+    /// The number of the present connection.
+    epoch: u64,
+    /// What was heard last.
+    life: i64,
+    seq: u64,
+    /// When the last call that was answered in this life was sent.
+    told: Option<Instant>,
+    /// How late the answers come. Where the way is long each of them would be overdue.
+    late: Duration,
+}
+
+/// A connection that is asked, and since when.
+struct Asked {
+    connection: Connection,
+    sent: Instant,
+    replies: Replies,
+}
+
+/// Listens until it is aborted, with the node.
+///
+/// If another connection takes the session over, it is taken back. A stranger who knows the
+/// session's name can only be as slow and as often.
+pub(crate) async fn run(connector: Connector, session: Arc<Session>, listener: Weak<dyn Listener>) {
+    let mut listening = Listening {
+        session,
+        connector,
+        listener,
+        pace: Pace::default(),
+        epoch: 0,
+        life: 0,
+        seq: 0,
+        told: None,
+        late: Duration::ZERO,
+    };
+    let mut connection = listening.attach(None).await;
+    loop {
+        let overdue = listening.listen(connection).await;
+        connection = listening.attach(overdue).await;
+    }
+}
+
+impl Listening {
+    /// Calls until a call fails; or is overdue, and may be answered yet.
+    async fn listen(&mut self, mut connection: Connection) -> Option<Asked> {
+        let longest = wait_in(self.session.grace);
+        let (mut at_once, mut was_late) = (false, false);
+        loop {
+            // At once after a silence that was too long, and when an answer was late, which says
+            // nothing of the time since it was asked for: before the next another silence would
+            // come on top of that. But not again and again.
+            let is_over = || {
+                let present = self.session.present();
+                present.is_none_or(|present| present.is_over(Instant::now()))
+            };
+            at_once = !at_once && (was_late || is_over());
+            let wait = Some(longest).filter(|_| !at_once);
+            let mut asked = self.ask(connection, wait);
+            let within = longest.saturating_add(self.slack());
+            let answer = tokio::select! {
+                answer = timeout(within, &mut asked.replies) => answer,
+                // Another server is the one to use.
+                () = asked.connection.over() => {
+                    self.broken(Error::elsewhere());
+                    return None;
+                }
+            };
+            let Ok(answer) = answer else {
+                self.broken(Error::no_reply(None));
+                return Some(asked);
+            };
+            if let Some(late) = asked.sent.elapsed().checked_sub(wait.unwrap_or_default()) {
+                was_late = late >= part_of_grace(self.session.grace, 8);
+                // Forgotten by and by: one silence says little about those to come.
+                self.late = late.max(part(self.late, 8).saturating_mul(7));
+            }
+            if !self.answered(asked.sent, answer) {
+                return None;
+            }
+            connection = asked.connection;
+        }
+    }
+
+    fn ask(&self, connection: Connection, wait: Option<Duration>) -> Asked {
+        let (name, after) = (&self.session.name, (self.life, self.seq));
+        let call = request::events(name, self.epoch, after, wait, self.session.grace);
+        let sent = Instant::now();
+        let replies = connection.ask_one(call);
+        Asked {
+            connection,
+            sent,
+            replies,
+        }
+    }
+
+    /// A call was answered, maybe late: whether the session is there.
+    fn answered(&mut self, sent: Instant, replies: crate::wire::Answered) -> bool {
+        let told = replies.and_then(|replies| {
+            let reply = replies.into_iter().next();
+            read_by(reply.ok_or_else(|| Error::no_reply(None)), read_told)
+        });
+        match told {
+            Ok(told) => {
+                self.hear(sent, told);
+                true
+            }
+            Err(error) => {
+                self.broken(error);
+                false
+            }
+        }
+    }
+
+    /// In this order: what is sent from now on counts on this life; then waits hear of their ends,
+    /// and what follows from another life.
+    fn hear(&mut self, sent: Instant, Told { life, mut events }: Told) {
+        let is_new = life != self.life;
+        if is_new {
+            (self.life, self.seq, self.told) = (life, 0, None);
+        }
+        self.session.confirm(life, sent);
+        // Told again after a reply that was lost, or by the connection before as well.
+        events.retain(|event| event.seq > self.seq);
+        self.seq = events.last().map_or(self.seq, |last| last.seq);
+        let since = self.told.replace(sent);
+        if let Some(client) = self.listener.upgrade() {
+            client.heard(
+                &self.session,
+                News {
+                    life,
+                    is_new,
+                    events,
+                    since,
+                },
+            );
+        }
+    }
+
+    /// Connects and calls until that is answered. What is `overdue` on the connection before is
+    /// waited for meanwhile: a server that stood still for a moment answers it then. That
+    /// connection is kept until the new one is answered: if it closed before, our waits would lose
+    /// their places.
+    async fn attach(&mut self, mut overdue: Option<Asked>) -> Connection {
+        loop {
+            if self.session.is_retired() {
+                // Until it is aborted: another listens in its place.
+                std::future::pending::<()>().await;
+            }
+            let connection = match &mut overdue {
+                None => self.open().await,
+                Some(asked) => tokio::select! {
+                    biased;
+                    answer = &mut asked.replies => Err(answer),
+                    connection = self.open() => connection,
+                },
+            };
+            match (connection, overdue.take()) {
+                (Ok(connection), old) => {
+                    if let Some(connection) = self.attach_on(connection, old).await {
+                        return connection;
+                    }
+                }
+                (Err(answer), Some(old)) => {
+                    if self.answered(old.sent, answer) {
+                        return old.connection;
+                    }
+                }
+                (Err(_), None) => {}
+            }
+        }
+    }
+
+    /// The first call on a connection is answered at once, and so confirms at once.
+    async fn attach_on(
+        &mut self,
+        connection: Connection,
+        mut old: Option<Asked>,
+    ) -> Option<Connection> {
+        self.epoch = self.session.next_epoch();
+        let asked = self.ask(connection, None);
+        let mut answer = Box::pin(timeout(
+            self.connector.dialer.response_timeout,
+            asked.replies,
+        ));
+        loop {
+            let Some(before) = &mut old else { break };
+            tokio::select! {
+                biased;
+                late = &mut before.replies => {
+                    if late.is_ok() {
+                        self.answered(before.sent, late);
+                    }
+                    old = None;
+                }
+                answer = &mut answer => {
+                    let answer = answer.unwrap_or_else(|_| Err(Error::no_reply(None)));
+                    return self.answered(asked.sent, answer).then_some(asked.connection);
+                }
+            }
+        }
+        let answer = answer.await.unwrap_or_else(|_| Err(Error::no_reply(None)));
+        self.answered(asked.sent, answer)
+            .then_some(asked.connection)
+    }
+
+    /// Connects until it works. Pauses before it for so short a time that it costs no guard, while
+    /// there is one that can be kept. A node that stays away is not called any faster by a client
+    /// with a short grace than by others.
+    async fn open(&mut self) -> Result<Connection, crate::wire::Answered> {
+        loop {
+            let grace = self.session.grace;
+            let in_grace = self.told.is_some_and(|told| told.elapsed() < grace);
+            let longest = in_grace.then(|| part_of_grace(grace, 4));
+            self.pace.keep(longest.unwrap_or(Duration::MAX)).await;
+            match self.connector.open().await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => self.broken(error),
+            }
+        }
+    }
+
+    fn broken(&self, error: Error) {
+        self.session.broken(error);
+        if let Some(client) = self.listener.upgrade() {
+            client.broken(&self.session);
+        }
+    }
+
+    /// How long after its time an answer is overdue: later than answers usually come. With a grace
+    /// there must be time left to connect anew.
+    fn slack(&self) -> Duration {
+        let grace = |of| part_of_grace(self.session.grace, of);
+        let usual = self.late.saturating_mul(2).min(grace(2));
+        grace(4)
+            .max(usual)
+            .min(self.connector.dialer.response_timeout)
+    }
+}
+
+/// A runtime that ends takes this along.
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.session.broken(Error::shut_down());
+    }
+}
+
 /// A part of the grace; without a grace there is no limit.
 pub(super) fn part_of_grace(grace: Duration, of: u32) -> Duration {
     match part(grace, of) {
@@ -260,6 +542,22 @@ pub(super) fn part_of_grace(grace: Duration, of: u32) -> Duration {
         part => part,
     }
 }
+
+/// How long the server holds a call before it answers that nothing has happened.
+///
+/// An answer confirms the moment in which its call was sent. So when a silence begins just before
+/// an answer, the last confirmed moment is twice this ago by its end, and a silence of nine tenths
+/// of the grace, less 100 ms, must fit into the rest: the contract asks for a third at most, and a
+/// guard needs this.
+fn wait_in(grace: Duration) -> Duration {
+    let wait = part_of_grace(grace, 33).saturating_add(WAIT_ON_TOP);
+    wait.min(part_of_grace(grace, 3)).min(LONGEST_WAIT)
+}
+
+const WAIT_ON_TOP: Duration = Duration::from_millis(25);
+
+/// So often at least the session connection is tried, whatever the grace.
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
@@ -273,47 +571,34 @@ mod tests {
             .expect("a moment soon")
     }
 
-    #[test]
-    fn confidence_lasts_from_the_sending_for_the_grace_less_the_drift() {
+    #[tokio::test(start_paused = true)]
+    async fn confidence_lasts_from_the_sending_for_the_grace_less_the_drift() {
+        let session = Session::new("client".into(), GRACE, Arc::default());
         let sent = Instant::now();
-        assert_eq!(confident_until(sent, GRACE), Some(after(sent, 988)));
-        let attachment = Attachment::new(None, sent, GRACE);
-        assert!(attachment.confirm(after(sent, 250), after(sent, 500)));
-        assert_eq!(attachment.until(), Some(after(sent, 1_238)));
+        session.confirm(1, sent);
+        let first = session.present().expect("it was confirmed");
+        assert_eq!(first.until(), Some(after(sent, 988)));
+        tokio::time::advance(Duration::from_millis(500)).await;
+        session.confirm(1, after(sent, 250));
+        assert_eq!(first.until(), Some(after(sent, 1_238)));
     }
 
-    #[test]
-    fn an_answer_that_comes_too_late_brings_nothing_back() {
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_comes_too_late_brings_nothing_back() {
+        let session = Session::new("client".into(), GRACE, Arc::default());
         let sent = Instant::now();
-        let attachment = Attachment::new(None, sent, GRACE);
-        assert!(!attachment.confirm(after(sent, 250), after(sent, 988)));
-        assert_eq!(attachment.until(), Some(after(sent, 988)));
-    }
-
-    #[tokio::test]
-    async fn all_is_told_when_a_call_sent_later_is_answered() {
-        let session = Session::new("client".into(), GRACE);
-        let moment = Instant::now();
-        let mut waiting = Box::pin(session.all_told(moment));
-        let mut is_over = async || {
-            tokio::select! {
-                biased;
-                () = &mut waiting => true,
-                () = tokio::task::yield_now() => false,
-            }
-        };
-        let earlier = moment.checked_sub(Duration::from_millis(1));
-        session.told.send_replace(earlier.expect("a moment ago"));
-        assert!(!is_over().await);
-        session.told.send_replace(after(moment, 1));
-        assert!(is_over().await);
+        session.confirm(1, sent);
+        let first = session.present().expect("it was confirmed");
+        tokio::time::advance(Duration::from_millis(988)).await;
+        session.confirm(1, after(sent, 250));
+        assert_eq!(first.until(), Some(after(sent, 988)));
+        let next = session.present().expect("it was confirmed");
+        assert_eq!((next.life, next.until()), (1, Some(after(sent, 1_238))));
     }
 
     #[test]
     fn without_a_grace_the_session_sets_no_end() {
-        let sent = Instant::now();
-        let attachment = Attachment::new(None, sent, Duration::ZERO);
-        assert_eq!(attachment.until(), None);
-        assert!(attachment.confirm(sent, after(sent, 100_000)));
+        let unlimited = Confidence::new(1, Instant::now(), Duration::ZERO);
+        assert_eq!(unlimited.until(), None);
     }
 }

@@ -34,7 +34,7 @@ use smallvec::SmallVec;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
-    pub(super) name: Arc<str>,
+    pub(crate) name: Arc<str>,
     /// What it is granted is kept here, and used by one guard after the other.
     is_kept: bool,
 }
@@ -60,12 +60,6 @@ impl Owner {
 
     pub(crate) fn is_kept(&self) -> bool {
         self.is_kept
-    }
-
-    /// The one whom the server names so.
-    pub(crate) fn named(text: &[u8]) -> Self {
-        let (name, is_kept) = (String::from_utf8_lossy(text).into(), false);
-        Self { name, is_kept }
     }
 
     /// The owner as the server knows it: the field of the lock's hash.

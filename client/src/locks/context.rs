@@ -5,20 +5,20 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::task::{JoinSet, yield_now};
+use tokio::task::JoinSet;
 
 use crate::background::{Background, task};
-use crate::flows::{Watchdog, watchdog};
-use crate::ledger::{Hold, HoldOptions, Ledger, Owner};
+use crate::locks::{Owner, Table, Target, Watchdog, watchdog};
 use crate::topology::Router;
 use crate::wire::Listener;
 
 /// A client's locks, its servers, and the tasks between them.
 pub(crate) struct Context {
+    pub(super) this: Weak<Self>,
     pub(crate) settings: Settings,
     numbers: AtomicU64,
     pub(crate) router: Arc<Router>,
-    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) table: Table,
     pub(crate) watchdog: Arc<Watchdog>,
     /// The watchdog's, and in a cluster what asks who serves what. They end with it.
     _tasks: JoinSet<()>,
@@ -38,23 +38,26 @@ impl Context {
     /// Begins to connect.
     pub(crate) fn start(
         settings: Settings,
-        router: impl FnOnce(&Handle, Weak<dyn Listener>) -> Arc<Router>,
+        router: impl FnOnce(&Handle, Weak<dyn Listener>) -> Router,
     ) -> Arc<Self> {
         let runtime = Handle::current();
         Arc::new_cyclic(|context: &Weak<Self>| {
             let watchdog = Arc::new(Watchdog::new(settings.interval));
-            let router = router(&runtime, Weak::<Self>::clone(context));
+            let router = Arc::new(router(&runtime, Weak::<Self>::clone(context)));
             let mut tasks = JoinSet::new();
             let watching = watchdog::run(Arc::clone(&watchdog), Weak::clone(context));
             tasks.spawn_on(task(watching), &runtime);
             if router.are_several() {
-                tasks.spawn_on(task(Arc::clone(&router).keep_fresh()), &runtime);
+                let (router, moves) = (Arc::clone(&router), Weak::<Self>::clone(context));
+                let reading = async move { router.keep_fresh(moves).await };
+                tasks.spawn_on(task(reading), &runtime);
             }
             Self {
+                this: Weak::clone(context),
                 settings,
                 numbers: AtomicU64::new(1),
                 router,
-                ledger: Arc::default(),
+                table: Table::default(),
                 watchdog,
                 _tasks: tasks,
                 background: Background::new(runtime),
@@ -62,21 +65,14 @@ impl Context {
         })
     }
 
-    /// Whether the watchdog asks about such a hold: to renew its lease; or, in a cluster, to have
-    /// it belong to the session. A node forgets to whom a hold belongs when the slot goes to
-    /// another, and nobody here hears of a slot that is back soon.
-    pub(crate) fn is_looked_after(&self, options: &HoldOptions) -> bool {
-        options.renewed || self.router.are_several()
-    }
-
-    /// Holds of which this is so. Other tasks run in between.
-    pub(super) async fn holds(&self, is: impl Fn(&Hold) -> bool) -> Vec<Arc<Hold>> {
-        let mut holds = Vec::new();
-        for some in self.ledger.holds() {
-            holds.extend(some.into_iter().filter(|hold| is(hold)));
-            yield_now().await;
-        }
-        holds
+    /// Whether this owner waits in a server's queue.
+    pub(super) fn is_queued(&self, target: &Target) -> bool {
+        self.table.with(|state| {
+            let slot = state.slot(target);
+            let is_queued = state.call_at(slot).is_some_and(|(_, call)| call.was_queued);
+            state.tidy(slot);
+            is_queued
+        })
     }
 
     /// A new owner, unlike any other.

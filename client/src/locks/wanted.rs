@@ -1,12 +1,15 @@
 //! What a hold knows of those who wait for its lock.
 
-use std::sync::Mutex;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::error::Error;
-use crate::ledger::Hold;
-use crate::locked;
-use crate::wire::Mode;
+use crate::locks::{Aim, Context, Hold, renew};
+use crate::{Backoff, locked, task};
 
 /// Whether the server was asked to tell when a lock is wanted, and how often it has told.
 #[derive(Default)]
@@ -33,7 +36,7 @@ enum Asked {
 }
 
 /// What is to be done by who waits for word.
-pub(crate) enum Next {
+enum Next {
     /// The word will come.
     Wait,
     /// The server is to be asked, and this counts as being under way.
@@ -44,7 +47,7 @@ pub(crate) enum Next {
 
 impl Wanted {
     /// Of a hold that may have asked with its ACQUIRE.
-    pub(super) fn new(is_asked: bool) -> Self {
+    pub(crate) fn new(is_asked: bool) -> Self {
         let asked = is_asked.then_some(Asked::Until { told: 0 });
         Self {
             asked: Mutex::new(asked.unwrap_or_default()),
@@ -69,7 +72,7 @@ impl Wanted {
     }
 
     /// The server has told so often that somebody waits.
-    pub(super) fn tell(&self, times: u64) {
+    pub(crate) fn tell(&self, times: u64) {
         self.told.fetch_add(times, Ordering::Release);
     }
 
@@ -86,19 +89,11 @@ impl Wanted {
     /// Whether each renewal is to ask once more: the server's word may be lost with a connection,
     /// and a node forgets that it was asked when the slot goes to another, also if it comes back
     /// before anybody here has noticed.
-    fn is_asked(&self) -> bool {
+    pub(crate) fn is_asked(&self) -> bool {
         match &*locked(&self.asked) {
             Asked::UnderWay => true,
             Asked::Until { told } => *told == self.told(),
             Asked::Not | Asked::Refused(_) => false,
-        }
-    }
-
-    /// For several locks, of which a renewal cannot ask: those who listen do it as often.
-    pub(crate) fn ask_anew(&self) {
-        let mut asked = locked(&self.asked);
-        if let Asked::Until { .. } = &*asked {
-            *asked = Asked::Not;
         }
     }
 
@@ -112,7 +107,7 @@ impl Wanted {
     }
 
     /// What to do in order to be told.
-    pub(crate) fn next(&self) -> Next {
+    fn next(&self) -> Next {
         let mut asked = locked(&self.asked);
         match &*asked {
             Asked::UnderWay => return Next::Wait,
@@ -146,7 +141,7 @@ impl Wanted {
 
 impl Hold {
     /// The server tells that it is wanted: all guards hear it.
-    pub(super) fn is_wanted(&self) {
+    pub(crate) fn is_wanted(&self) {
         self.wanted.tell(1);
         self.changed.notify_waiters();
     }
@@ -156,10 +151,104 @@ impl Hold {
         self.wanted.told_here.fetch_add(1, Ordering::Release);
         self.changed.notify_waiters();
     }
+}
 
-    /// Whether a renewal is to ask the server to tell when it is wanted.
-    pub(crate) fn is_to_hear(&self) -> bool {
-        self.target.mode != Mode::Several && self.wanted.is_asked()
+/// Ends when one of these is wanted that were not `heard` of yet, or is lost.
+pub(crate) async fn wanted<'a>(
+    context: &Arc<Context>,
+    holds: impl Iterator<Item = &'a Arc<Hold>> + Clone,
+    heard: &AtomicU64,
+) -> Result<(), Error> {
+    let lost = holds.clone().find_map(|hold| hold.lost(Instant::now()));
+    if let Some(reason) = lost {
+        return Err(Error::lost(reason));
+    }
+    let told = || -> u64 { holds.clone().map(|hold| hold.wanted.heard()).sum() };
+    // Each is looked at once: what is told after this look, by another thread, ends the wait.
+    let mut known: u64 = 0;
+    let mut waiting = FuturesUnordered::new();
+    for hold in holds.clone() {
+        hold.wanted.forgets_refusal();
+        let told = hold.wanted.heard();
+        known = known.saturating_add(told);
+        waiting.push(until_wanted(context, hold, told));
+    }
+    // Told while nobody waited for it, or to another guard.
+    if heard.swap(known, Ordering::Relaxed) < known {
+        return Ok(());
+    }
+    let word = waiting.next().await;
+    heard.store(told(), Ordering::Relaxed);
+    // A guard has something.
+    word.unwrap_or(Ok(()))
+}
+
+/// Ends when it was told more often than is known.
+async fn until_wanted(context: &Arc<Context>, hold: &Arc<Hold>, known: u64) -> Result<(), Error> {
+    loop {
+        // Listens before it looks: what changes in between is heard.
+        let mut changed = pin!(hold.changed.notified());
+        changed.as_mut().enable();
+        let end = hold.end();
+        if let Some(reason) = hold.lost(Instant::now()) {
+            return Err(Error::lost(reason));
+        }
+        if hold.wanted.heard() > known {
+            return Ok(());
+        }
+        listen(context, hold)?;
+        tokio::select! {
+            () = sleep_until(end) => {}
+            () = changed => {}
+        }
+    }
+}
+
+/// Sees to it that the server tells when it is wanted: a renewal asks it to, once.
+pub(super) fn listen(context: &Arc<Context>, hold: &Arc<Hold>) -> Result<(), Error> {
+    match hold.wanted.next() {
+        Next::Wait => Ok(()),
+        // In a task of its own: whoever looks again and again, and never waits for long, would
+        // otherwise ask again and again.
+        Next::Ask => {
+            let asking = ask_until_answered(Arc::downgrade(context), Arc::downgrade(hold));
+            context.background.runtime.spawn(task(asking));
+            Ok(())
+        }
+        Next::Fail(error) => Err(error),
+    }
+}
+
+/// Asks until there is an answer, or nobody is left whom it concerns. A renewal asks while its hold
+/// listens.
+async fn ask_until_answered(context: Weak<Context>, hold: Weak<Hold>) {
+    let mut backoff = Backoff::new();
+    // In the pauses nothing is kept: the client may end with its last guard.
+    while let (Some(context), Some(hold)) = (context.upgrade(), hold.upgrade()) {
+        let is_over = !hold.has_guards() || hold.lost(Instant::now()).is_some();
+        let told = hold.wanted.told();
+        let outcome = if is_over {
+            Some(None)
+        } else {
+            let asking = renew::ask(&context, &hold, Aim::Hold);
+            drop(context);
+            match asking.await {
+                Ok(()) => {
+                    hold.wanted.agreed(told);
+                    hold.changed.notify_waiters();
+                    return;
+                }
+                Err(error) if error.is_unanswered() => None,
+                Err(error) => Some(Some(error)),
+            }
+        };
+        if let Some(error) = outcome {
+            hold.wanted.failed(error);
+            hold.changed.notify_waiters();
+            return;
+        }
+        drop(hold);
+        sleep(backoff.next()).await;
     }
 }
 
@@ -179,10 +268,6 @@ mod tests {
         assert!(is_asked(&wanted), "it is under way");
         wanted.agreed(0);
         assert!(is_asked(&wanted) && wanted.is_asked());
-        wanted.ask_anew();
-        assert!(!is_asked(&wanted), "of several locks");
-        wanted.ask_anew();
-        assert!(is_asked(&wanted), "that is under way");
         // Told before the answer to the asking came.
         wanted.tell(1);
         wanted.agreed(0);

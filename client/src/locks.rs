@@ -1,0 +1,49 @@
+//! What the owners of a client hold and wait for: one state, behind one lock, which commands'
+//! answers and the servers' events change in the order in which they come.
+//!
+//! Five rules make this all there is:
+//!
+//! 1. An owner has one hold of a lock at the server. Entered again, it is counted here.
+//! 2. Each command names its subject, and may be sent twice.
+//! 3. One command at a time is under way for an owner, a name and a mode.
+//! 4. The [link](crate::wire::link) sends again what was not answered.
+//! 5. In another life of the session, or at another node, holds are renewed by their tokens and
+//!    waits asked for again. There is no other way back.
+
+// What the calls of a client share.
+mod context;
+pub(crate) use context::{Context, Settings};
+
+mod owner;
+pub use owner::Owner;
+
+mod table;
+use table::{Call, CallId, Phase, SlotId, State, Table};
+
+pub(crate) mod hold;
+use hold::{CountsOn, Grant, Renewal};
+pub(crate) use hold::{Hold, HoldOptions, Target};
+
+pub(crate) mod acquire;
+use acquire::Helds;
+pub(crate) use acquire::Request;
+
+mod heard;
+
+mod held;
+pub(crate) use held::{Held, lost};
+
+pub(crate) mod renew;
+pub(crate) use renew::Aim;
+
+mod watchdog;
+use watchdog::Watchdog;
+
+pub(crate) mod guarded;
+
+mod keep;
+pub(crate) use keep::{Keeper, KeptKey};
+
+mod wanted;
+use wanted::Wanted;
+pub(crate) use wanted::wanted;

@@ -1,0 +1,732 @@
+//! A call of `lock()` or its siblings: it asks the server, and waits in its queue. The caller may
+//! be dropped at any moment; what was begun is undone then.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use crate::backoff::Backoff;
+use crate::error::Error;
+use crate::locks::table::Turn;
+use crate::locks::{
+    Call, CallId, Context, CountsOn, Grant, Held, Hold, HoldOptions, Owner, Phase, SlotId, State,
+    Target,
+};
+use crate::time::{MILLIS_MAX, within};
+use crate::topology::Route;
+use crate::wire::reply::{read_acquired, read_by};
+use crate::wire::{
+    Acquired, Event, Manner, Mode, Outcome, Sending, Session, WaitMode, What, request,
+};
+use crate::{metrics, task, trace};
+
+/// What a caller asked for.
+pub(crate) struct Request {
+    pub(crate) owner: Owner,
+    /// One, but of plain locks there may be several, in a cluster of one slot.
+    pub(crate) names: SmallVec<[Arc<[u8]>; 1]>,
+    pub(crate) mode: Mode,
+    pub(crate) options: HoldOptions,
+    pub(crate) wait_mode: WaitMode,
+}
+
+impl Request {
+    fn target(&self, name: &Arc<[u8]>) -> Target {
+        Target {
+            name: Arc::clone(name),
+            owner: self.owner.clone(),
+            mode: self.mode,
+        }
+    }
+}
+
+/// What a call has come to: one part for each name, in their order.
+pub(crate) type Helds = SmallVec<[Held; 1]>;
+
+/// Takes what is asked for.
+pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<Helds, Error> {
+    check(context, &request)?;
+    let since = Instant::now();
+    let request = Arc::new(request);
+    let span = trace::wait(
+        String::from_utf8_lossy(request.names.first().map_or(&[], |name| name)),
+        &request.owner,
+        request.mode,
+    );
+    let turn = take_turns(context, &request).await?;
+    let helds = match turn.begin() {
+        Begun::Held(helds) => Ok(helds),
+        Begun::Asked(mut pending) => {
+            let helds = pending.answer().await;
+            if request.wait_mode.waits() {
+                span.waited(since);
+                metrics::waited(since);
+            }
+            helds
+        }
+    }?;
+    // What waits for its turn behind this must not be told before.
+    acknowledged(context, helds).await
+}
+
+async fn acknowledged(context: &Arc<Context>, helds: Helds) -> Result<Helds, Error> {
+    if context.router.acknowledges() {
+        return Box::pin(async {
+            for held in &helds {
+                held.acknowledged().await?;
+            }
+            Ok(helds)
+        })
+        .await;
+    }
+    Ok(helds)
+}
+
+fn check(context: &Context, request: &Request) -> Result<(), Error> {
+    let refuse = |text: &'static str| Err(Error::refused(text));
+    // Two clients that share an owner would each think that it is alone.
+    if !request.owner.is_of(&context.settings.id) {
+        return refuse("the owner belongs to another client");
+    }
+    let is_kept = |options: &HoldOptions| within("lease", options.lease, MILLIS_MAX);
+    is_kept(&request.options).map_err(Error::refused)?;
+    if context.background.closing.is_cancelled() {
+        return Err(Error::shut_down());
+    }
+    Ok(())
+}
+
+/// It is a caller's turn at each of these, or not yet.
+struct Turns {
+    context: Arc<Context>,
+    request: Arc<Request>,
+    slots: SmallVec<[SlotId; 1]>,
+    /// At the last of them it waits.
+    line: Option<u64>,
+}
+
+/// Takes its turn at one slot after the other, in the order of the names: whoever takes several
+/// takes them in the same order as everybody else.
+async fn take_turns(context: &Arc<Context>, request: &Arc<Request>) -> Result<Turns, Error> {
+    let mut turns = Turns {
+        context: Arc::clone(context),
+        request: Arc::clone(request),
+        slots: SmallVec::new(),
+        line: None,
+    };
+    let mut names = request.names.clone();
+    names.sort_unstable();
+    for name in names {
+        let target = request.target(&name);
+        let waiting = context.table.with(|state| {
+            let slot = state.slot(&target);
+            turns.slots.push(slot);
+            if state.turn(slot).is_none() {
+                let number = 0;
+                state.take_turn(slot, Turn::Next(number));
+                return Ok(None);
+            }
+            let is_queued = |(_, call): (_, &mut Call)| matches!(call.phase, Phase::Waiting { .. });
+            if !request.wait_mode.waits() && state.call_at(slot).is_some_and(is_queued) {
+                return Err(Error::not_acquired(Some(Duration::ZERO)));
+            }
+            Ok(Some(state.line_up(slot)))
+        });
+        match waiting {
+            Ok(None) => {}
+            Ok(Some((number, told))) => {
+                turns.line = Some(number);
+                turns.wait(told).await?;
+                turns.line = None;
+            }
+            Err(error) => {
+                turns.slots.pop();
+                return Err(error);
+            }
+        }
+    }
+    Ok(turns)
+}
+
+impl Turns {
+    /// Waits for the turn: of one who waits in the server's queue for as long as the caller would,
+    /// and for the server's answer to any other command no longer than for one's own.
+    async fn wait(&self, mut told: oneshot::Receiver<()>) -> Result<(), Error> {
+        let context = &self.context;
+        let deadline = match self.request.wait_mode {
+            WaitMode::Until(deadline) => Some(deadline),
+            WaitMode::None | WaitMode::Forever => None,
+        };
+        let mut looked = Instant::now();
+        loop {
+            let next = looked
+                .checked_add(context.router.response_timeout)
+                .unwrap_or(looked);
+            let at = deadline.map_or(next, |deadline| deadline.min(next));
+            tokio::select! {
+                biased;
+                _ = &mut told => return Ok(()),
+                () = context.background.closing.cancelled() => return Err(Error::shut_down()),
+                () = sleep_until(at) => {}
+            }
+            let slot = self.slots.last().copied().unwrap_or_default();
+            let is_queued = context.table.with(|state| {
+                let call = state.call_at(slot);
+                call.is_some_and(|(_, call)| call.was_queued)
+            });
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return Err(Error::not_acquired(Some(Duration::ZERO)));
+            }
+            if !is_queued {
+                let busy = "an earlier command of this owner is not answered";
+                return Err(context
+                    .router
+                    .trouble()
+                    .unwrap_or_else(|| Error::unavailable(busy)));
+            }
+            looked = Instant::now();
+        }
+    }
+
+    /// It is its turn everywhere: takes part in what the owner holds, and asks for the rest.
+    fn begin(mut self) -> Begun {
+        let (context, request) = (Arc::clone(&self.context), Arc::clone(&self.request));
+        let slots = std::mem::take(&mut self.slots);
+        let (reply, answer) = oneshot::channel();
+        let now = Instant::now();
+        let begun = context.table.with(|state| {
+            let mut missing = SmallVec::<[(Arc<[u8]>, SlotId); 1]>::new();
+            let mut held = Helds::new();
+            let mut names = request.names.clone();
+            names.sort_unstable();
+            for (name, slot) in names.into_iter().zip(slots) {
+                match state.hold(slot).filter(|hold| !hold.is_over(now)).cloned() {
+                    Some(hold) => {
+                        hold.gains_guard();
+                        held.push(Held::new(&context, hold, slot));
+                        state.pass_turn(slot);
+                    }
+                    None => missing.push((name, slot)),
+                }
+            }
+            let Some((first, _)) = missing.first() else {
+                return Ok(held);
+            };
+            let home = context.router.home(first);
+            let (names, slots) = missing
+                .into_iter()
+                .unzip::<_, _, SmallVec<_>, SmallVec<_>>();
+            let id = state.begin(|number| Call {
+                number,
+                request: Arc::clone(&request),
+                names,
+                slots,
+                held,
+                phase: Phase::Asking,
+                session: Arc::clone(&home.session),
+                early: Vec::new(),
+                reply,
+                pending: context.background.pending.token(),
+                since: now,
+                was_queued: false,
+                tries: 0,
+                backoff: Backoff::new(),
+            });
+            Err(id)
+        });
+        match begun {
+            Ok(held) => Begun::Held(in_order(held, &request)),
+            Err(id) => {
+                context.ask(id, None);
+                Begun::Asked(Pending {
+                    context,
+                    request,
+                    id,
+                    answer,
+                })
+            }
+        }
+    }
+}
+
+impl Drop for Turns {
+    fn drop(&mut self) {
+        let line = self.line;
+        self.context.table.with(|state| {
+            let last = self.slots.len().saturating_sub(1);
+            for (place, slot) in self.slots.drain(..).enumerate() {
+                match line {
+                    Some(number) if place == last => state.leave_line(slot, number),
+                    _ => state.pass_turn(slot),
+                }
+            }
+        });
+    }
+}
+
+/// The parts in the order of the names.
+fn in_order(mut held: Helds, request: &Request) -> Helds {
+    let place = |held: &Held| {
+        let mut names = request.names.iter();
+        names.position(|name| *name == held.hold.target.name)
+    };
+    if held.len() > 1 {
+        held.sort_by_key(place);
+    }
+    held
+}
+
+enum Begun {
+    Held(Helds),
+    Asked(Pending),
+}
+
+/// A caller who listens. When it goes, the call is undone.
+struct Pending {
+    context: Arc<Context>,
+    request: Arc<Request>,
+    id: CallId,
+    answer: oneshot::Receiver<Result<Helds, Error>>,
+}
+
+impl Pending {
+    async fn answer(&mut self) -> Result<Helds, Error> {
+        let closing = self.context.background.closing.clone();
+        let WaitMode::Until(deadline) = self.request.wait_mode else {
+            return tokio::select! {
+                biased;
+                answer = &mut self.answer => answer.unwrap_or_else(|_| Err(Error::shut_down())),
+                () = closing.cancelled(), if self.request.wait_mode.waits() => Err(Error::shut_down()),
+            };
+        };
+        // The server's own word comes first; without one the time is up all the same.
+        let limit = deadline.checked_add(self.context.router.response_timeout);
+        tokio::select! {
+            biased;
+            answer = timeout_at(limit.unwrap_or(deadline), &mut self.answer) => match answer {
+                Ok(answer) => answer.unwrap_or_else(|_| Err(Error::shut_down())),
+                Err(_) => Err(self.no_answer()),
+            },
+            () = closing.cancelled() => Err(Error::shut_down()),
+        }
+    }
+}
+
+impl Pending {
+    /// The time is up, and the server's own word has not come.
+    fn no_answer(&self) -> Error {
+        let was_queued = self.context.table.with(|state| {
+            let call = state.call(self.id);
+            call.is_none_or(|call| call.was_queued)
+        });
+        let trouble = self.context.router.trouble().filter(|_| !was_queued);
+        trouble.unwrap_or_else(|| Error::no_reply(None))
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let call = self.context.table.with(|state| state.end(self.id));
+        if let Some(call) = call {
+            self.context.undo(call);
+        }
+    }
+}
+
+/// What follows from an answer or an event, and is done when the table's lock is free.
+pub(super) enum Next {
+    Nothing,
+    /// It is asked for again; at this node, if it has been named.
+    Ask(Option<Route>),
+    /// The same after a pause.
+    Pause,
+    /// The same when the session is heard of again.
+    WithSession,
+    /// The caller hears this, and nothing is left at the server.
+    Fail(Error),
+    /// The caller hears this. What may be left is undone.
+    Undo(Error),
+    Held(Grant),
+}
+
+impl Context {
+    /// Sends the ACQUIRE of a call: where its lock is, or there.
+    pub(super) fn ask(self: &Arc<Self>, id: CallId, there: Option<Route>) {
+        let asked = self.table.with(|state| {
+            let call = state.call(id)?;
+            let first = call.names.first()?;
+            let (node, asking) = match there {
+                Some(route) => (route.node, route.asking),
+                None => (self.router.home(first), false),
+            };
+            call.phase = Phase::Asking;
+            call.session = Arc::clone(&node.session);
+            let target = call.request.target(first);
+            let Request {
+                options, wait_mode, ..
+            } = *call.request;
+            let (subject, session) = (target.subject(), &node.session.name);
+            let mut cmd = request::acquire(subject, &call.names, options.lease, wait_mode, session);
+            if call.request.owner.is_kept() {
+                // Asked for behind the grant, a caller who is refused in between would not be told
+                // of.
+                cmd.arg("WANTED");
+            }
+            Some((node, asking, cmd, Arc::clone(first)))
+        });
+        let Some((node, asking, cmd, name)) = asked else {
+            return;
+        };
+        if node.link.is_full() {
+            let full = "too many commands wait for an answer";
+            return self.go_on(id, Next::Fail(Error::unavailable(full)));
+        }
+        let context = Arc::downgrade(self);
+        let then = Box::new(move |outcome| {
+            if let Some(context) = Weak::upgrade(&context) {
+                context.answered(id, outcome);
+            }
+        });
+        let request = crate::wire::Request::new(cmd, &name, Manner::Asks, then);
+        node.link.send(request.asking(asking));
+    }
+
+    /// The ACQUIRE of a call was answered, or will not be.
+    fn answered(self: &Arc<Self>, id: CallId, outcome: Outcome) {
+        let next = match outcome {
+            Outcome::Overdue(error) => self.table.with(|state| match state.call(id) {
+                Some(call) if !call.was_queued => Next::Undo(error),
+                _ => Next::Nothing,
+            }),
+            Outcome::Told(reply, sending) => match (read_by(reply, read_acquired), sending) {
+                (Ok(acquired), Some(sending)) => self.is_told(id, acquired, sending),
+                (Ok(_), None) => Next::Nothing,
+                (Err(error), _) => self.is_refused(id, error),
+            },
+        };
+        self.go_on(id, next);
+    }
+
+    fn is_told(self: &Arc<Self>, id: CallId, acquired: Acquired, sending: Sending) -> Next {
+        match acquired {
+            Acquired::NotHeld { lease_left } => Next::Fail(Error::not_acquired(lease_left)),
+            Acquired::Granted { token } => {
+                let (session, confidence) = (Arc::clone(&sending.session), sending.confidence());
+                let former = sending.is_of_former_life();
+                let counts_on = CountsOn {
+                    session,
+                    confidence,
+                };
+                let grant = Grant {
+                    token,
+                    since: sending.at,
+                    counts_on,
+                };
+                self.table
+                    .with(|state| Self::is_granted(state, id, grant, former))
+            }
+            Acquired::Queued { seq, life } => {
+                let present = sending.session.life();
+                let is_present = present == Some(life) || !sending.is_of_former_life();
+                let early = self.table.with(|state| {
+                    let call = state.call(id)?;
+                    call.was_queued = true;
+                    call.tries = 0;
+                    let early = std::mem::take(&mut call.early);
+                    call.phase = Phase::Waiting {
+                        life,
+                        seq,
+                        asked: sending,
+                    };
+                    Some(early)
+                });
+                let Some(early) = early else {
+                    return Next::Nothing;
+                };
+                if !is_present {
+                    // It was sent in an earlier life, whose waits have left.
+                    return Next::Ask(None);
+                }
+                for event in early {
+                    let next = self
+                        .table
+                        .with(|state| self.wait_hears(state, id, &event, None));
+                    if !matches!(next, Next::Nothing) {
+                        return next;
+                    }
+                }
+                Next::Nothing
+            }
+        }
+    }
+
+    /// A grant can be counted on. If word of it came late, as to a process that was stopped, or
+    /// under another life of the session, it is asked for again, which takes nothing more.
+    fn is_granted(state: &mut State, id: CallId, grant: Grant, former: bool) -> Next {
+        let Some(call) = state.call(id) else {
+            return Next::Nothing;
+        };
+        let lease = call.request.options.lease;
+        let is_late = grant.since.elapsed().saturating_mul(FRESH_PART) > lease;
+        let is_out_of_touch = |until| until <= Instant::now();
+        let is_lost = grant
+            .counts_on
+            .confidence
+            .until()
+            .is_some_and(is_out_of_touch);
+        if !(former || is_late || is_lost) {
+            return Next::Held(grant);
+        }
+        call.tries = call.tries.saturating_add(1);
+        match call.tries {
+            ..=TRIES if is_lost || former => Next::Pause,
+            ..=TRIES => Next::Ask(None),
+            _ => Next::Undo(Error::no_reply(None)),
+        }
+    }
+
+    /// The ACQUIRE was not carried out.
+    fn is_refused(self: &Arc<Self>, id: CallId, error: Error) -> Next {
+        let there = self.router.redirected(&error);
+        let timeout = self.router.response_timeout;
+        self.table.with(|state| {
+            let Some(call) = state.call(id) else {
+                return Next::Nothing;
+            };
+            let is_late = !call.was_queued && call.since.elapsed() >= timeout;
+            let is_sent_on = error.has_code("MOVED") || error.has_code("ASK");
+            if error.has_code("NOSESSION") && !error.is_elsewhere() && !is_late {
+                return Next::WithSession;
+            }
+            if is_sent_on && self.router.are_several() && !is_late {
+                call.tries = call.tries.saturating_add(1);
+                return match there {
+                    Some(route) if call.tries <= HOPS => Next::Ask(Some(route)),
+                    _ => Next::Pause,
+                };
+            }
+            let passes = error.is_unavailable()
+                && (call.was_queued || error.is_elsewhere() || error.is_try_again());
+            if passes && !is_late {
+                return Next::Pause;
+            }
+            Next::Fail(error.misdirected())
+        })
+    }
+
+    /// An event that may be about a wait. None of it happened before `since`.
+    pub(super) fn wait_hears(
+        self: &Arc<Self>,
+        state: &mut State,
+        id: CallId,
+        event: &Event,
+        since: Option<Instant>,
+    ) -> Next {
+        let Some(call) = state.call(id) else {
+            return Next::Nothing;
+        };
+        let Phase::Waiting { life, seq, asked } = &call.phase else {
+            return Next::Nothing;
+        };
+        if Some(*life) != call.session.life() || event.seq <= *seq {
+            return Next::Nothing;
+        }
+        match &event.what {
+            What::Granted => {
+                let session = Arc::clone(&call.session);
+                let Some(confidence) = session.present() else {
+                    return Next::Nothing;
+                };
+                let since = since.map_or(asked.at, |since| since.max(asked.at));
+                let counts_on = CountsOn {
+                    session,
+                    confidence,
+                };
+                let grant = Grant {
+                    token: event.token,
+                    since,
+                    counts_on,
+                };
+                Self::is_granted(state, id, grant, false)
+            }
+            What::TimedOut { lease_left } => Next::Fail(Error::not_acquired(*lease_left)),
+            What::Left => Next::Ask(None),
+            What::Failed(error) if error.has_code("MOVED") => {
+                self.router.request_refresh();
+                Next::Ask(None)
+            }
+            What::Failed(error) if error.is_unavailable() => Next::Pause,
+            What::Failed(error) => Next::Fail(error.clone()),
+            What::Lost(_) | What::Wanted => Next::Nothing,
+        }
+    }
+
+    /// Does what follows.
+    pub(super) fn go_on(self: &Arc<Self>, id: CallId, next: Next) {
+        match next {
+            Next::Nothing => {}
+            Next::Ask(there) => self.ask(id, there),
+            Next::Pause => self.ask_later(id),
+            Next::WithSession => self.table.with(|state| {
+                if let Some(call) = state.call(id) {
+                    call.phase = Phase::Pausing;
+                    state.ask_with_session(id);
+                }
+            }),
+            Next::Fail(error) => {
+                let call = self.table.with(|state| {
+                    let call = state.end(id)?;
+                    call.slots.iter().for_each(|slot| state.pass_turn(*slot));
+                    Some(call)
+                });
+                if let Some(call) = call {
+                    call.fail(error);
+                }
+            }
+            Next::Undo(error) => {
+                let call = self.table.with(|state| state.end(id));
+                if let Some(call) = call {
+                    let reply = self.undo(call);
+                    let _ = reply.send(Err(error));
+                }
+            }
+            Next::Held(grant) => self.enter(id, &grant),
+        }
+    }
+
+    fn ask_later(self: &Arc<Self>, id: CallId) {
+        let pause = self.table.with(|state| {
+            let call = state.call(id)?;
+            call.phase = Phase::Pausing;
+            Some(call.backoff.next())
+        });
+        let Some(pause) = pause else { return };
+        let context = Arc::downgrade(self);
+        self.background.runtime.spawn(task(async move {
+            sleep(pause).await;
+            if let Some(context) = context.upgrade() {
+                context.ask(id, None);
+            }
+        }));
+    }
+
+    /// A call has got what it asked for.
+    fn enter(self: &Arc<Self>, id: CallId, grant: &Grant) {
+        let entered = self.table.with(|state| {
+            let mut call = state.end(id)?;
+            let mut holds = SmallVec::<[Arc<Hold>; 1]>::new();
+            for (name, slot) in call.names.iter().zip(&call.slots) {
+                let target = call.request.target(name);
+                let hold = Hold::new(target, call.request.options, grant.clone());
+                if let Some(slot) = state.at(*slot) {
+                    // One that was here before is lost, and its guards give nothing back.
+                    slot.hold = Some(Arc::clone(&hold));
+                }
+                call.held.push(Held::new(self, Arc::clone(&hold), *slot));
+                state.pass_turn(*slot);
+                holds.push(hold);
+            }
+            Some((call, holds))
+        });
+        let Some((call, holds)) = entered else { return };
+        if call.request.options.renewed {
+            self.watchdog.added(Instant::now());
+        }
+        for event in &call.early {
+            for hold in holds.iter().filter(|hold| hold.token == event.token) {
+                hold.hears(event);
+            }
+        }
+        let Call {
+            reply,
+            held,
+            request,
+            pending,
+            ..
+        } = call;
+        // What nobody takes is dropped, and so given back.
+        let _ = reply.send(Ok(in_order(held, &request)));
+        drop(pending);
+    }
+
+    /// Takes the waiter of a call out of the queue, and gives back what it may have been granted.
+    /// The CANCEL goes the way of the ACQUIRE, behind it: when the RELEASE is carried out, nothing
+    /// comes after it. No token is known; the owner has nothing else there, for it is still its
+    /// turn.
+    pub(super) fn undo(self: &Arc<Self>, call: Call) -> oneshot::Sender<Result<Helds, Error>> {
+        let Call {
+            request,
+            names,
+            slots,
+            reply,
+            held,
+            session,
+            ..
+        } = call;
+        self.table.with(|state| {
+            slots
+                .iter()
+                .for_each(|slot| state.take_turn(*slot, Turn::Leaving));
+        });
+        let first = names.first().cloned().unwrap_or_default();
+        let node = self.router.node_of(&session, &first);
+        let target = request.target(&first);
+        let cancel = request::cancel(target.subject());
+        let nothing = Box::new(|_: Outcome| {});
+        node.link.send(crate::wire::Request::new(
+            cancel,
+            &first,
+            Manner::Twice,
+            nothing,
+        ));
+        for (name, slot) in names.iter().zip(slots) {
+            let target = request.target(name);
+            self.send_release(&node, &target, None, slot, None);
+        }
+        drop(held);
+        reply
+    }
+}
+
+impl Call {
+    fn fail(self, error: Error) {
+        let _ = self.reply.send(Err(error));
+    }
+}
+
+impl Context {
+    /// The calls that wait for a server which is not there: those that it has not taken in end.
+    pub(super) fn give_up_unheard(self: &Arc<Self>, session: &Arc<Session>) {
+        let timeout = self.router.response_timeout;
+        let late: Vec<_> = self.table.with(|state| {
+            let is_late = |call: &Call| {
+                let is_pausing = matches!(call.phase, Phase::Pausing);
+                is_pausing && !call.was_queued && call.since.elapsed() >= timeout
+            };
+            let calls = state
+                .calls()
+                .filter(|(_, call)| Arc::ptr_eq(&call.session, session));
+            calls
+                .filter(|(_, call)| is_late(call))
+                .map(|(id, _)| id)
+                .collect()
+        });
+        for id in late {
+            // An earlier copy may have been carried out.
+            self.go_on(id, Next::Undo(session.trouble()));
+        }
+    }
+}
+
+/// A grant of which word comes after this part of the lease is asked for again.
+const FRESH_PART: u32 = 3;
+
+/// So often in a row.
+const TRIES: u32 = 5;
+
+/// So often in a row nodes may send a call on. Two that have not yet heard of a move send it to
+/// each other until they have.
+const HOPS: u32 = 5;

@@ -1,0 +1,221 @@
+//! What the servers tell, and what follows from it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tokio::time::sleep;
+
+use crate::error::Error;
+use crate::locks::acquire::Next;
+use crate::locks::{CallId, Context, Hold, Phase, State, renew};
+use crate::topology::{Moves, slot_of};
+use crate::wire::{Event, Listener, News, Request, Session, What};
+use crate::{Backoff, task};
+
+impl Listener for Context {
+    fn heard(&self, session: &Arc<Session>, news: News) {
+        let Some(this) = self.this.upgrade() else {
+            return;
+        };
+        if news.is_new {
+            this.begins_anew(session, news.life);
+        }
+        for event in &news.events {
+            this.hears(session, event, news.since);
+        }
+        let calls = this.table.with(|state| state.calls_with_session(session));
+        for id in calls {
+            this.ask(id, None);
+        }
+        let holds = this.table.with(|state| state.holds_with_session(session));
+        renew::all(&this, holds);
+    }
+
+    fn broken(&self, session: &Arc<Session>) {
+        self.router.request_refresh();
+        if let Some(this) = self.this.upgrade() {
+            this.give_up_unheard(session);
+        }
+    }
+
+    fn redirected(&self, session: &Arc<Session>, mut request: Request, error: Error) {
+        let there = self.router.redirected(&error);
+        let is_lost = request.expected.hops > HOPS;
+        if let Some(route) = there.filter(|_| !is_lost) {
+            request = request.asking(route.asking);
+            return route.node.link.send(request);
+        }
+        let name = Arc::clone(&request.expected.name);
+        if error.is_elsewhere() && !self.router.is_home(session, &name) {
+            return self.router.home(&name).link.send(request.asking(false));
+        }
+        // Nobody knows yet, or two that have not yet heard of a move send it to each other.
+        let context = self.this.clone();
+        self.background.runtime.spawn(task(async move {
+            sleep(Backoff::after(request.expected.hops)).await;
+            match context.upgrade() {
+                Some(context) => context.router.home(&name).link.send(request.asking(false)),
+                None => request.fail(Error::shut_down()),
+            }
+        }));
+    }
+
+    fn is_home(&self, session: &Arc<Session>, name: &[u8]) -> bool {
+        self.router.is_home(session, name)
+    }
+}
+
+impl Moves for Context {
+    fn moved(self: Arc<Self>, slots: &BTreeSet<u16>) {
+        let has_moved = |name: &[u8]| slots.contains(&slot_of(name));
+        let holds = self.table.holds(|hold| has_moved(&hold.target.name));
+        renew::all(&self, holds);
+        // A wait at a node that serves the lock no more hears of it from the node itself, unless
+        // that has gone.
+        let calls: Vec<_> = self.table.with(|state| {
+            let waiting = |phase: &Phase| matches!(phase, Phase::Waiting { .. });
+            let calls = state.calls().filter(|(_, call)| waiting(&call.phase));
+            let moved = calls.filter(|(_, call)| {
+                let first = call.names.first();
+                first.is_some_and(|first| {
+                    has_moved(first) && !self.router.is_home(&call.session, first)
+                })
+            });
+            moved.map(|(id, _)| id).collect()
+        });
+        for id in calls {
+            self.ask(id, None);
+        }
+    }
+}
+
+impl Context {
+    /// In another life of the session each hold is renewed by its token, and each wait asked for
+    /// again: but for one that has begun in this life already. What was told in the life before is
+    /// no news.
+    fn begins_anew(self: &Arc<Self>, session: &Arc<Session>, life: i64) {
+        let mut waits = Vec::new();
+        self.table.with(|state| {
+            for (id, call) in state
+                .calls()
+                .filter(|(_, call)| Arc::ptr_eq(&call.session, session))
+            {
+                call.early.clear();
+                match call.phase {
+                    Phase::Waiting { life: begun, .. } if begun != life => waits.push(id),
+                    _ => {}
+                }
+            }
+        });
+        for id in waits {
+            self.ask(id, None);
+        }
+        renew::all(self, self.table.holds(|hold| hold.is_of(session)));
+    }
+
+    fn hears(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        event: &Event,
+        since: Option<tokio::time::Instant>,
+    ) {
+        let (hold, next) = self.table.with(|state| {
+            let Some(slot) = state.find(event) else {
+                return (None, None);
+            };
+            let is_meant = |hold: &&Arc<Hold>| hold.token == event.token && hold.is_of(session);
+            if let Some(hold) = state.hold(slot).filter(is_meant) {
+                return (Some(Arc::clone(hold)), None);
+            }
+            (None, self.call_hears(state, slot, session, event, since))
+        });
+        if let Some(hold) = hold {
+            match &event.what {
+                What::Failed(_) => {
+                    // Its slot has moved.
+                    self.router.request_refresh();
+                    renew::all(self, vec![hold]);
+                }
+                _ => hold.hears(event),
+            }
+        }
+        if let Some((id, next)) = next {
+            self.go_on(id, next);
+        }
+    }
+
+    fn call_hears(
+        self: &Arc<Self>,
+        state: &mut State,
+        slot: usize,
+        session: &Arc<Session>,
+        event: &Event,
+        since: Option<tokio::time::Instant>,
+    ) -> Option<(CallId, Next)> {
+        let (id, call) = state.call_at(slot)?;
+        if !Arc::ptr_eq(&call.session, session) {
+            return None;
+        }
+        if let Phase::Waiting { .. } = call.phase {
+            return Some((id, self.wait_hears(state, id, event, since)));
+        }
+        // The answer to the ACQUIRE will tell whether it is about this.
+        call.early.push(event.clone());
+        None
+    }
+}
+
+impl Hold {
+    /// An event that names this hold.
+    pub(super) fn hears(&self, event: &Event) {
+        match &event.what {
+            What::Lost(reason) => self.is_lost_there(*reason),
+            What::Wanted => self.is_wanted(),
+            What::Granted | What::TimedOut { .. } | What::Left | What::Failed(_) => {}
+        }
+    }
+}
+
+/// What goes on when a session is heard of again.
+#[derive(Default)]
+pub(super) struct WithSession {
+    calls: SmallVec<[CallId; 4]>,
+    holds: Vec<std::sync::Weak<Hold>>,
+}
+
+impl State {
+    pub(super) fn ask_with_session(&mut self, id: CallId) {
+        self.with_session.calls.push(id);
+    }
+
+    pub(super) fn renew_with_session(&mut self, hold: &Arc<Hold>) {
+        self.with_session.holds.push(Arc::downgrade(hold));
+    }
+
+    fn calls_with_session(&mut self, session: &Arc<Session>) -> Vec<CallId> {
+        let all = std::mem::take(&mut self.with_session.calls);
+        let mut now = Vec::new();
+        for id in all {
+            match self.call(id) {
+                Some(call) if Arc::ptr_eq(&call.session, session) => now.push(id),
+                Some(_) => self.with_session.calls.push(id),
+                None => {}
+            }
+        }
+        now
+    }
+
+    fn holds_with_session(&mut self, session: &Arc<Session>) -> Vec<Arc<Hold>> {
+        let all = std::mem::take(&mut self.with_session.holds);
+        let (now, later): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .filter_map(|hold| hold.upgrade())
+            .partition(|hold| hold.is_of(session));
+        self.with_session.holds = later.iter().map(Arc::downgrade).collect();
+        now
+    }
+}
+
+/// So often in a row nodes may send a command on without a pause.
+const HOPS: u32 = 5;

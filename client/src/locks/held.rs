@@ -1,0 +1,209 @@
+//! What a guard has of a lock, and giving it back.
+
+use std::pin::pin;
+use std::sync::{Arc, Weak};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until};
+
+use crate::error::{Error, LostReason};
+use crate::locks::keep::Kept;
+use crate::locks::table::Turn;
+use crate::locks::{Aim, Context, Hold, SlotId, Target, renew};
+use crate::topology::Node;
+use crate::trace;
+use crate::wire::reply::{read_by, read_released};
+use crate::wire::{Manner, Outcome, Request, request};
+
+/// What a guard has of one lock, in whatever mode; dropping it gives it back.
+pub(crate) struct Held {
+    pub(crate) context: Arc<Context>,
+    pub(crate) hold: Arc<Hold>,
+    slot: SlotId,
+    /// Nobody has it any more, or another guard has.
+    is_given_back: bool,
+    /// Where it is kept for its next use, instead of being given back to the server.
+    pub(super) kept: Option<Arc<Kept>>,
+}
+
+/// Where it is told how giving it back went.
+type Report = Option<oneshot::Sender<Result<(), Error>>>;
+
+impl Held {
+    /// A part in a hold, which counts it as a guard already.
+    pub(super) fn new(context: &Arc<Context>, hold: Arc<Hold>, slot: SlotId) -> Self {
+        Self {
+            context: Arc::clone(context),
+            hold,
+            slot,
+            is_given_back: false,
+            kept: None,
+        }
+    }
+
+    /// The same, handed to the next guard by the one before.
+    pub(super) fn hand_over(&mut self) -> Self {
+        self.is_given_back = true;
+        Self::new(&self.context, Arc::clone(&self.hold), self.slot)
+    }
+
+    /// Whether callers of this process wait for it, where it is kept.
+    pub(crate) fn is_waited_for_here(&self) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.has_line())
+    }
+
+    /// Waits until it is where it should be. Without that it is to be given back.
+    pub(super) async fn acknowledged(&self) -> Result<(), Error> {
+        let renewed = renew::ask(&self.context, &self.hold, Aim::Lease).await;
+        renewed.map_err(Error::unacknowledged)
+    }
+
+    /// Gives it back at once, and tells how that went.
+    pub(crate) fn release(&mut self) -> impl Future<Output = Result<(), Error>> + use<> {
+        let (report, outcome) = oneshot::channel();
+        self.give_back(Some(report));
+        async { outcome.await.unwrap_or_else(|_| Err(Error::shut_down())) }
+    }
+
+    fn give_back(&mut self, report: Report) {
+        if self.is_given_back {
+            return;
+        }
+        let kept = self.kept.take();
+        if let Some(kept) = &kept
+            && kept.put_back(self)
+        {
+            return tell(report, Ok(()));
+        }
+        self.is_given_back = true;
+        self.context.release(&self.hold, self.slot, report);
+        if let Some(kept) = kept {
+            kept.went_back(&self.context, &self.hold);
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.give_back(None);
+    }
+}
+
+fn tell(report: Report, outcome: Result<(), Error>) {
+    if let Some(report) = report {
+        // Whoever asked has gone, if it hears nothing.
+        let _ = report.send(outcome);
+    }
+}
+
+impl Context {
+    /// A guard gives its part back; the last one gives the hold back.
+    fn release(self: &Arc<Self>, hold: &Arc<Hold>, slot: SlotId, report: Report) {
+        let lost = hold.lost(Instant::now());
+        let sends = self.table.with(|state| {
+            if !hold.loses_guard() {
+                return false;
+            }
+            let Some(place) = state.at(slot) else {
+                return false;
+            };
+            // What has taken the place of a lost hold may have its token: it covers it.
+            if !place
+                .hold
+                .as_ref()
+                .is_some_and(|one| Arc::ptr_eq(one, hold))
+            {
+                return false;
+            }
+            place.hold = None;
+            let is_free = state.turn(slot).is_none();
+            // If it is a call's turn, this is lost, and that has asked for what may be left of it.
+            let sends = is_free && !hold.is_gone();
+            if sends {
+                state.take_turn(slot, Turn::Leaving);
+            } else {
+                state.tidy(slot);
+            }
+            sends
+        });
+        // Whoever watches it has nothing more to do.
+        hold.changed.notify_waiters();
+        if let Some(reason) = lost {
+            tell(report, Err(Error::lost(reason)));
+        } else if !sends {
+            return tell(report, Ok(()));
+        } else {
+            let node = self.router.home(&hold.target.name);
+            return self.send_release(&node, &hold.target, Some(hold.token), slot, report);
+        }
+        if sends {
+            let node = self.router.home(&hold.target.name);
+            self.send_release(&node, &hold.target, Some(hold.token), slot, None);
+        }
+    }
+
+    /// Sends the RELEASE, and passes the turn on when it is answered.
+    pub(super) fn send_release(
+        self: &Arc<Self>,
+        node: &Node,
+        target: &Target,
+        token: Option<u64>,
+        slot: SlotId,
+        mut report: Report,
+    ) {
+        let context = Arc::downgrade(self);
+        // Waited for by a client that shuts down, for as long as a reply may take.
+        let mut pending = Some(self.background.pending.token());
+        let mut span = Some(trace::release(
+            String::from_utf8_lossy(&target.name),
+            &target.owner,
+            target.mode,
+        ));
+        let then = Box::new(move |outcome| {
+            drop((pending.take(), span.take()));
+            match outcome {
+                Outcome::Overdue(error) => tell(report.take(), Err(error)),
+                Outcome::Told(reply, _) => {
+                    if let Some(context) = Weak::upgrade(&context) {
+                        context.table.with(|state| state.pass_turn(slot));
+                    }
+                    let released = read_by(reply, read_released).and_then(|was_held| {
+                        let lost = || Error::lost(LostReason::NotHeld);
+                        was_held.then_some(()).ok_or_else(lost)
+                    });
+                    tell(report.take(), released);
+                }
+            }
+        });
+        let cmd = request::release(target.subject(), token);
+        node.link
+            .send(Request::new(cmd, &target.name, Manner::Twice, then));
+    }
+}
+
+/// Ends when one of these is lost; never, if there are none.
+pub(crate) async fn lost<'a>(holds: impl Iterator<Item = &'a Arc<Hold>>) -> LostReason {
+    let mut waiting: FuturesUnordered<_> = holds.map(|hold| until_lost(hold)).collect();
+    match waiting.next().await {
+        Some(reason) => reason,
+        None => std::future::pending().await,
+    }
+}
+
+/// Ends when it is lost, at the latest with its validity.
+async fn until_lost(hold: &Hold) -> LostReason {
+    loop {
+        // Listens before it looks: what changes in between is heard.
+        let mut changed = pin!(hold.changed.notified());
+        changed.as_mut().enable();
+        let end = hold.end();
+        if let Some(reason) = hold.lost(Instant::now()) {
+            return reason;
+        }
+        tokio::select! {
+            () = sleep_until(end) => {}
+            () = changed => {}
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! What is known about one hold: its token, and until when it may be called held.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Mutex, Notify};
+use tokio::time::Instant;
+
+use crate::error::{Error, LostReason};
+use crate::locks::{Owner, Wanted};
+use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
+use crate::wire::{Confidence, Mode, Session, Subject};
+use crate::{metrics, trace};
+
+/// The terms of a hold, as its first guard has settled them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct HoldOptions {
+    pub(crate) lease: Duration,
+    /// Whether the watchdog renews it.
+    pub(crate) renewed: bool,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+/// One owner at one lock.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) name: Arc<[u8]>,
+    pub(crate) owner: Owner,
+    pub(crate) mode: Mode,
+}
+
+impl Target {
+    pub(crate) fn subject(&self) -> Subject<'_> {
+        Subject {
+            mode: self.mode,
+            name: &self.name,
+            owner: &self.owner.name,
+        }
+    }
+}
+
+/// What the server has granted.
+#[derive(Clone, Debug)]
+pub(crate) struct Grant {
+    pub(crate) token: u64,
+    /// It has not begun earlier.
+    pub(crate) since: Instant,
+    pub(crate) counts_on: CountsOn,
+}
+
+/// By whose word it is held.
+#[derive(Clone, Debug)]
+pub(crate) struct CountsOn {
+    pub(crate) session: Arc<Session>,
+    pub(crate) confidence: Arc<Confidence>,
+}
+
+/// What the server said to a renewal that was sent then, and was answered yes.
+#[derive(Clone, Debug)]
+pub(crate) struct Renewal {
+    pub(crate) lease: Lease,
+    pub(crate) counts_on: CountsOn,
+    /// Whether enough replicas or disks have it, or none must: then the lease counts. `None` if
+    /// they must, and were not asked: the server says that it is held by this session, and no more.
+    pub(crate) acknowledged: Option<Result<(), Error>>,
+}
+
+/// One hold of one owner, shared by all its guards, which read it without a lock.
+pub(crate) struct Hold {
+    pub(crate) target: Target,
+    pub(crate) token: u64,
+    pub(crate) options: HoldOptions,
+    /// When it was asked for.
+    begun: Instant,
+    /// When it ends at the latest, however often it is renewed.
+    cap: Option<Instant>,
+    /// What it was granted with.
+    first: Validity,
+    /// What has come of that since, if anything: most holds are given back before. Replaced as a
+    /// whole, so that who reads it waits for nobody.
+    latest: OnceLock<ArcSwap<Validity>>,
+    /// Why it is lost, once it is.
+    lost: OnceLock<LostReason>,
+    /// The server has said so, and there is nothing to be released.
+    is_gone: AtomicBool,
+    /// Tells those who wait for its end that this has moved.
+    pub(crate) changed: Notify,
+    /// Whether somebody waits whom it keeps out.
+    pub(crate) wanted: Wanted,
+    /// How many guards have it: changed under the lock of the table.
+    guards: AtomicUsize,
+    /// Held by who renews it, until that is answered: one command at a time.
+    pub(crate) renewing: Arc<Mutex<()>>,
+    span: trace::Span,
+}
+
+impl Hold {
+    /// A hold with one guard. Where grants must be acknowledged, its lease counts all the same:
+    /// nobody hears of it before.
+    pub(crate) fn new(target: Target, options: HoldOptions, grant: Grant) -> Arc<Self> {
+        let begun = grant.since;
+        let cap = options.max_hold.and_then(|max| begun.checked_add(max));
+        let lease = Lease {
+            since: begun,
+            length: options.lease,
+        };
+        let span = trace::hold(
+            String::from_utf8_lossy(&target.name),
+            &target.owner,
+            target.mode,
+            grant.token,
+        );
+        Arc::new(Self {
+            token: grant.token,
+            options,
+            begun,
+            cap,
+            first: Validity::new(lease, grant.counts_on).within(cap),
+            latest: OnceLock::new(),
+            lost: OnceLock::new(),
+            is_gone: AtomicBool::new(false),
+            changed: Notify::new(),
+            // What is kept has asked with its ACQUIRE.
+            wanted: Wanted::new(target.owner.is_kept()),
+            guards: AtomicUsize::new(1),
+            renewing: Arc::default(),
+            span,
+            target,
+        })
+    }
+
+    /// One more guard has it.
+    pub(crate) fn gains_guard(&self) {
+        self.guards.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One of its guards gives it back: whether it was the last.
+    pub(crate) fn loses_guard(&self) -> bool {
+        let is_last = self.guards.fetch_sub(1, Ordering::Relaxed) == 1;
+        if is_last {
+            metrics::held(self.begun);
+        }
+        is_last
+    }
+
+    pub(crate) fn has_guards(&self) -> bool {
+        self.guards.load(Ordering::Relaxed) > 0
+    }
+
+    /// How long it may still be called held; zero once lost.
+    pub(crate) fn valid_for(&self, now: Instant) -> Duration {
+        match self.lost(now) {
+            None => self.end().saturating_duration_since(now),
+            Some(_) => Duration::ZERO,
+        }
+    }
+
+    /// Whether half is left of a lease of its own, and of the longest that it may be held.
+    pub(crate) fn leaves_half(&self, now: Instant) -> bool {
+        let is_half =
+            |end: Instant, of: Duration| end.saturating_duration_since(now) >= part(of, 2);
+        let cap = self.cap.zip(self.options.max_hold);
+        let lease_end = self.validity(|validity| validity.ends);
+        let lease = self.options.renewed || is_half(lease_end, self.options.lease);
+        lease && cap.is_none_or(|(cap, longest)| is_half(cap, longest))
+    }
+
+    /// How long the server keeps it if nothing more is asked.
+    pub(crate) fn lease_left(&self, now: Instant) -> Duration {
+        self.validity(|validity| validity.ends)
+            .saturating_duration_since(now)
+    }
+
+    fn validity<T>(&self, read: impl FnOnce(&Validity) -> T) -> T {
+        match self.latest.get() {
+            Some(latest) => read(&latest.load()),
+            None => read(&self.first),
+        }
+    }
+
+    /// When it is lost unless something more is heard.
+    pub(crate) fn end(&self) -> Instant {
+        self.validity(|validity| {
+            let session = validity.counts_on.confidence.until();
+            session.map_or(validity.until, |session| session.min(validity.until))
+        })
+    }
+
+    /// Why it is lost, if it is. Whoever has been told stays told, whatever is confirmed later.
+    pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
+        if self.lost.get().is_none() && now >= self.end() {
+            self.lose(self.reason(now));
+        }
+        self.lost.get().copied()
+    }
+
+    /// Whether it is lost, without saying so: under the table's lock nobody may be told.
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        self.lost.get().is_some() || now >= self.end()
+    }
+
+    /// Why it ends where it does.
+    fn reason(&self, now: Instant) -> LostReason {
+        let Validity {
+            ends,
+            until,
+            is_unacknowledged,
+            ..
+        } = self.validity(Validity::clone);
+        let slack = MILLI.saturating_add(MILLI);
+        let ends = ends.checked_add(slack);
+        let is_capped = |cap| ends.is_none_or(|ends| ends >= cap);
+        if now < until {
+            LostReason::SessionUnconfirmed
+        } else if self.cap.is_some_and(is_capped) {
+            LostReason::MaxHold
+        } else if is_unacknowledged {
+            LostReason::NotAcknowledged
+        } else {
+            LostReason::Expired
+        }
+    }
+
+    /// Says that it is lost. The first reason stands.
+    fn lose(&self, reason: LostReason) {
+        if self.lost.set(reason).is_ok() {
+            self.changed.notify_waiters();
+            // Of what is being given back nobody wants to know.
+            if self.has_guards() {
+                self.span.lost(reason);
+                metrics::lost(reason);
+            }
+        }
+    }
+
+    /// The server has said that it is lost.
+    pub(crate) fn is_lost_there(&self, reason: LostReason) {
+        self.is_gone.store(true, Ordering::Release);
+        self.lose(reason);
+    }
+
+    /// Whether the server has nothing of it any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
+    }
+
+    /// By whose word it is held.
+    pub(crate) fn counts_on(&self) -> CountsOn {
+        self.validity(|validity| validity.counts_on.clone())
+    }
+
+    pub(crate) fn is_of(&self, session: &Arc<Session>) -> bool {
+        self.validity(|validity| Arc::ptr_eq(&validity.counts_on.session, session))
+    }
+
+    /// Whether the session has begun anew since this was confirmed.
+    pub(crate) fn is_of_former_life(&self) -> bool {
+        self.validity(|Validity { counts_on, .. }| {
+            counts_on.session.life() != Some(counts_on.confidence.life)
+        })
+    }
+
+    /// As much of the whole lease as the longest hold allows.
+    pub(crate) fn lease_anew(&self, now: Instant) -> Duration {
+        let left = self.cap.map(|cap| cap.saturating_duration_since(now));
+        let lease = left.map_or(self.options.lease, |left| self.options.lease.min(left));
+        whole_millis(lease).max(MILLI)
+    }
+
+    /// The lease with which it is renewed by itself: the whole, or, if it was taken with a lease of
+    /// its own, what is left of that.
+    pub(crate) fn lease_kept(&self, now: Instant) -> Duration {
+        if self.options.renewed {
+            return self.lease_anew(now);
+        }
+        whole_millis(self.lease_left(now)).max(MILLI)
+    }
+
+    /// The options for what takes its place: it ends no later.
+    pub(crate) fn options_left(&self, now: Instant) -> HoldOptions {
+        let left = |cap: Instant| cap.saturating_duration_since(now);
+        HoldOptions {
+            lease: self.lease_anew(now),
+            max_hold: self.cap.map(left).map(whole_millis),
+            ..self.options
+        }
+    }
+
+    /// The server has said yes to a renewal: whether it is still held, or why not. A hold once lost
+    /// stays lost: somebody may have acted on it.
+    pub(crate) fn renewed(&self, renewal: &Renewal, now: Instant) -> Result<(), LostReason> {
+        if let Some(reason) = self.lost(now) {
+            return Err(reason);
+        }
+        self.latest
+            .get_or_init(|| ArcSwap::from_pointee(self.first.clone()))
+            .rcu(|present| present.confirmed(renewal, self.cap));
+        self.changed.notify_waiters();
+        Ok(())
+    }
+}
+
+/// Until when a hold may be called held. Time is an argument.
+#[derive(Clone, Debug)]
+struct Validity {
+    /// The end of the lease, if the server's clock runs like ours.
+    ends: Instant,
+    /// The end of our confidence in the lease.
+    until: Instant,
+    /// And in the session.
+    counts_on: CountsOn,
+    /// When that was confirmed.
+    since: Instant,
+    /// Whether the last renewal that was to be acknowledged was not.
+    is_unacknowledged: bool,
+}
+
+impl Validity {
+    fn new(lease: Lease, counts_on: CountsOn) -> Self {
+        Self {
+            ends: lease.ends(),
+            until: valid_until(lease),
+            counts_on,
+            since: lease.since,
+            is_unacknowledged: false,
+        }
+    }
+
+    /// The same, but for no longer than until `cap`.
+    fn within(mut self, cap: Option<Instant>) -> Self {
+        if let Some(cap) = cap {
+            let until = cap.checked_sub(drift(Duration::ZERO)).unwrap_or(cap);
+            (self.ends, self.until) = (self.ends.min(cap), self.until.min(until));
+        }
+        self
+    }
+
+    /// A reply that comes out of order does not shorten, and what was asked for last says where the
+    /// lock is: one that has moved must not go on counting on the node that it has left.
+    fn confirmed(&self, renewal: &Renewal, cap: Option<Instant>) -> Self {
+        let renewed = Self::new(renewal.lease, renewal.counts_on.clone()).within(cap);
+        let mut next = self.clone();
+        if let Some(acknowledged) = &renewal.acknowledged {
+            next.is_unacknowledged = acknowledged.is_err();
+        }
+        // Otherwise the server's word alone: the session keeps the hold, and its lease ends as
+        // before.
+        if let Some(Ok(())) = renewal.acknowledged {
+            next.ends = self.ends.max(renewed.ends);
+            next.until = self.until.max(renewed.until);
+        }
+        if renewed.since >= self.since {
+            (next.counts_on, next.since) = (renewed.counts_on, renewed.since);
+        }
+        next
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(1);
+    const GRACE: Duration = Duration::from_secs(5);
+
+    fn counts_on(sent: Instant, grace: Duration) -> CountsOn {
+        CountsOn {
+            session: Session::new("client".into(), grace, Arc::default()),
+            confidence: Confidence::new(1, sent, grace),
+        }
+    }
+
+    pub(crate) fn hold(since: Instant, grace: Duration, max_hold: Option<Duration>) -> Arc<Hold> {
+        let target = Target {
+            name: Arc::from(*b"name"),
+            owner: Owner::new("client", 1),
+            mode: Mode::Plain,
+        };
+        let options = HoldOptions {
+            lease: LEASE,
+            renewed: true,
+            max_hold,
+        };
+        let counts_on = counts_on(since, grace);
+        Hold::new(
+            target,
+            options,
+            Grant {
+                token: 7,
+                since,
+                counts_on,
+            },
+        )
+    }
+
+    fn after(start: Instant, ms: u64) -> Instant {
+        start
+            .checked_add(Duration::from_millis(ms))
+            .expect("a moment soon")
+    }
+
+    fn renewal(sent: Instant) -> Renewal {
+        Renewal {
+            lease: Lease {
+                since: sent,
+                length: LEASE,
+            },
+            counts_on: counts_on(sent, GRACE),
+            acknowledged: Some(Ok(())),
+        }
+    }
+
+    #[test]
+    fn it_is_held_from_the_sending_for_the_lease_less_the_drift() {
+        let start = Instant::now();
+        let hold = hold(start, GRACE, None);
+        assert_eq!(hold.valid_for(start), Duration::from_millis(988));
+        assert_eq!(hold.lost(after(start, 987)), None);
+        assert_eq!(hold.lost(after(start, 988)), Some(LostReason::Expired));
+    }
+
+    #[test]
+    fn a_renewal_counts_from_its_sending_and_brings_nothing_back() {
+        let start = Instant::now();
+        let renewed = hold(start, GRACE, None);
+        assert_eq!(
+            renewed.renewed(&renewal(after(start, 500)), after(start, 900)),
+            Ok(())
+        );
+        assert_eq!(renewed.end(), after(start, 1_488));
+        let late = hold(start, GRACE, None);
+        let told = late.renewed(&renewal(after(start, 500)), after(start, 988));
+        assert_eq!(told, Err(LostReason::Expired));
+        assert!(late.is_over(after(start, 989)) && !late.is_gone());
+    }
+
+    #[test]
+    fn without_the_session_and_beyond_the_longest_hold_it_is_lost() {
+        let start = Instant::now();
+        let short = Duration::from_millis(100);
+        let reason = hold(start, short, None).lost(after(start, 97));
+        assert_eq!(reason, Some(LostReason::SessionUnconfirmed));
+        let capped = hold(start, GRACE, Some(short));
+        assert_eq!(
+            capped.lease_anew(after(start, 40)),
+            Duration::from_millis(60)
+        );
+        assert_eq!(
+            capped.renewed(&renewal(after(start, 50)), after(start, 60)),
+            Ok(())
+        );
+        assert_eq!(capped.lost(after(start, 98)), Some(LostReason::MaxHold));
+    }
+
+    #[test]
+    fn what_is_not_acknowledged_ends_as_before() {
+        let start = Instant::now();
+        let hold = hold(start, GRACE, None);
+        let refused = Some(Err(Error::refused("too few")));
+        let told = Renewal {
+            acknowledged: refused,
+            ..renewal(after(start, 500))
+        };
+        assert_eq!(hold.renewed(&told, after(start, 600)), Ok(()));
+        assert_eq!(
+            hold.lost(after(start, 988)),
+            Some(LostReason::NotAcknowledged)
+        );
+    }
+}

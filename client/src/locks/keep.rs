@@ -1,0 +1,613 @@
+//! Locks that are kept for their next use: what a guard gives back stays here for a while, until
+//! somebody else wants it.
+//!
+//! What is kept is in one place: in a guard, on its way to the next in line, or idle here. So two
+//! callers of a process exclude each other by that alone, and the server need not be asked. One of
+//! them at a time asks the server, for an owner that nobody else may use: the others wait here.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::mem;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use smallvec::smallvec;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::Error;
+use crate::locks::{Context, Held, Hold, HoldOptions, Owner, Request, Target, acquire, wanted};
+use crate::wire::{Mode, WaitMode};
+use crate::{locked, metrics};
+
+/// All that a client keeps. It ends, and gives back what is idle, with the last of its handles:
+/// the client, its clones and what they have named.
+pub(crate) struct Keeper {
+    /// So many are kept idle.
+    most: usize,
+    /// So many are idle now.
+    idle: Arc<AtomicUsize>,
+    stock: Mutex<Stock>,
+}
+
+#[derive(Default)]
+struct Stock {
+    locks: HashMap<KeptKey, Weak<Kept>>,
+    /// Those that are idle, or have been since they were put here, by when that was: so long ago at
+    /// least were they used. Whoever is used leaves its place as it is, and so costs nothing here.
+    idle: BTreeMap<Place, Arc<Kept>>,
+    places: u64,
+}
+
+type Place = (Instant, u64);
+
+/// Calls that ask for other terms are strangers to each other: one would have what the other asked
+/// for.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct KeptKey {
+    pub(crate) name: Arc<[u8]>,
+    pub(crate) options: HoldOptions,
+    pub(crate) idle: Duration,
+}
+
+/// A lock that is kept, and those here who want it.
+///
+/// Its mutex is taken before that of the stock and that of the table, and no guard is dropped under
+/// it, for that takes it too.
+pub(crate) struct Kept {
+    key: KeptKey,
+    keeper: Weak<Keeper>,
+    /// How many are idle of all.
+    idle: Arc<AtomicUsize>,
+    inside: Mutex<Inside>,
+}
+
+#[derive(Default)]
+struct Inside {
+    here: Here,
+    /// Who waits here, first come first served.
+    line: VecDeque<Waiter>,
+    waiters: u64,
+    place: Option<Place>,
+    /// When the hold is looked at again, if nothing happens before.
+    next_look: Option<Instant>,
+}
+
+/// Where the lock is, as far as the callers here are concerned.
+#[derive(Default)]
+enum Here {
+    /// Nobody here has it or asks for it.
+    #[default]
+    Away,
+    /// One of the callers asks the server, under this owner.
+    Asked(Owner),
+    /// A guard has it.
+    Used(Arc<Hold>),
+    Idle {
+        held: Held,
+        since: Instant,
+    },
+}
+
+struct Waiter {
+    number: u64,
+    turn: oneshot::Sender<Turn>,
+}
+
+/// What somebody in line hears.
+enum Turn {
+    Yours(Held),
+    /// It is its turn to ask the server.
+    Ask(Asking),
+}
+
+impl Keeper {
+    pub(crate) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            idle: Arc::default(),
+            stock: Mutex::default(),
+        })
+    }
+
+    fn stock(&self) -> MutexGuard<'_, Stock> {
+        locked(&self.stock)
+    }
+
+    /// The lock that is kept on these terms.
+    pub(crate) fn lock(self: &Arc<Self>, key: KeptKey) -> Arc<Kept> {
+        let mut stock = self.stock();
+        if let Some(kept) = stock.locks.get(&key).and_then(Weak::upgrade) {
+            return kept;
+        }
+        let kept = Arc::new(Kept {
+            key: key.clone(),
+            keeper: Arc::downgrade(self),
+            idle: Arc::clone(&self.idle),
+            inside: Mutex::default(),
+        });
+        stock.locks.insert(key, Arc::downgrade(&kept));
+        kept
+    }
+
+    /// Gives back what has been idle for longest, until no more are kept than may be.
+    fn make_room(&self) {
+        while self.idle.load(Ordering::Relaxed) > self.most {
+            let oldest = self.stock().idle.pop_first();
+            let Some((place, kept)) = oldest else { return };
+            kept.must_leave(self, place);
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let stock = mem::take(&mut *self.stock());
+        for kept in stock.idle.into_values() {
+            let held = kept.take_out(&mut kept.inside());
+            drop(held);
+        }
+    }
+}
+
+impl Stock {
+    fn put(&mut self, kept: &Arc<Kept>, since: Instant) -> Place {
+        self.places = self.places.saturating_add(1);
+        let place = (since, self.places);
+        self.idle.insert(place, Arc::clone(kept));
+        place
+    }
+}
+
+/// What a call finds.
+enum Found {
+    Held(Held),
+    Wait(Waiting),
+    Ask(Asking),
+    /// Another asks for whom it may wait in the server: it is not waited for.
+    AskBeside,
+}
+
+impl Kept {
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        locked(&self.inside)
+    }
+
+    /// The lock, if it is here and idle. No I/O, and nothing to wait for.
+    pub(crate) fn take_now(self: &Arc<Self>) -> Option<Held> {
+        self.take_idle(&mut self.inside())
+    }
+
+    fn take_idle(self: &Arc<Self>, inside: &mut Inside) -> Option<Held> {
+        match &inside.here {
+            Here::Idle { held, .. } if is_fit(&held.hold, Instant::now()) => {}
+            _ => return None,
+        }
+        let mut held = self.take_out(inside)?;
+        inside.here = Here::Used(Arc::clone(&held.hold));
+        held.hold.wanted.begins_anew();
+        held.kept = Some(Arc::clone(self));
+        Some(held)
+    }
+
+    /// What is idle here, if anything is: for a guard, or to be dropped, and so given back.
+    fn take_out(&self, inside: &mut Inside) -> Option<Held> {
+        match mem::take(&mut inside.here) {
+            Here::Idle { held, .. } => {
+                self.idle.fetch_sub(1, Ordering::Relaxed);
+                Some(held)
+            }
+            other => {
+                inside.here = other;
+                None
+            }
+        }
+    }
+
+    /// Takes the lock: from whom it is in this process if nobody else wants it, and otherwise from
+    /// the server. If the future is dropped, so is all that it was given.
+    pub(crate) async fn take(
+        self: &Arc<Self>,
+        context: &Arc<Context>,
+        wait_mode: WaitMode,
+    ) -> Result<Held, Error> {
+        let asking = match self.find(context, wait_mode)? {
+            Found::Held(held) => return Ok(held),
+            Found::AskBeside => {
+                let owner = context.owner().of_kept();
+                return self.ask(context, owner, wait_mode).await;
+            }
+            Found::Ask(asking) => asking,
+            Found::Wait(mut waiting) => match waiting.turn(context, wait_mode).await {
+                Ok(Turn::Ask(asking)) => asking,
+                other => {
+                    metrics::waited(waiting.since);
+                    match other? {
+                        Turn::Yours(held) => return Ok(held),
+                        Turn::Ask(asking) => asking,
+                    }
+                }
+            },
+        };
+        let held = self.ask(context, asking.owner.clone(), wait_mode).await?;
+        Ok(asking.entered(context, held))
+    }
+
+    async fn ask(
+        &self,
+        context: &Arc<Context>,
+        owner: Owner,
+        wait_mode: WaitMode,
+    ) -> Result<Held, Error> {
+        let request = Request {
+            owner,
+            names: smallvec![Arc::clone(&self.key.name)],
+            mode: Mode::Plain,
+            options: self.key.options,
+            wait_mode,
+        };
+        let helds = acquire::acquire(context, request).await?;
+        helds.into_iter().next().ok_or_else(Error::shut_down)
+    }
+
+    fn find(self: &Arc<Self>, context: &Arc<Context>, wait_mode: WaitMode) -> Result<Found, Error> {
+        let (mut inside, now) = (self.inside(), Instant::now());
+        if let Some(held) = self.take_idle(&mut inside) {
+            return Ok(Found::Held(held));
+        }
+        // Given back before the lock is asked for: what this process keeps is in nobody's way.
+        let unfit = self.take_out(&mut inside);
+        if unfit.is_some() {
+            drop(inside);
+            drop(unfit);
+            self.leaves();
+            inside = self.inside();
+        }
+        // The guard does not know yet that it has lost it.
+        if matches!(&inside.here, Here::Used(hold) if hold.is_over(now)) {
+            inside.here = Here::Away;
+        }
+        match &inside.here {
+            Here::Used(hold) if !wait_mode.waits() => {
+                hold.is_wanted_here();
+                Err(not_acquired(hold, now))
+            }
+            Here::Asked(_) if !wait_mode.waits() => Ok(Found::AskBeside),
+            Here::Used(hold) => {
+                hold.is_wanted_here();
+                Ok(Found::Wait(self.wait(&mut inside)))
+            }
+            Here::Asked(_) => Ok(Found::Wait(self.wait(&mut inside))),
+            Here::Away | Here::Idle { .. } => Ok(Found::Ask(self.asks(&mut inside, context))),
+        }
+    }
+
+    fn wait(self: &Arc<Self>, inside: &mut Inside) -> Waiting {
+        inside.waiters = inside.waiters.saturating_add(1);
+        let (turn, told) = oneshot::channel();
+        let number = inside.waiters;
+        inside.line.push_back(Waiter { number, turn });
+        Waiting {
+            kept: Arc::clone(self),
+            number,
+            since: Instant::now(),
+            told,
+        }
+    }
+
+    /// One of the callers asks the server from now on.
+    fn asks(self: &Arc<Self>, inside: &mut Inside, context: &Context) -> Asking {
+        let owner = context.owner().of_kept();
+        inside.here = Here::Asked(owner.clone());
+        Asking {
+            kept: Arc::clone(self),
+            context: context.this.clone(),
+            owner,
+        }
+    }
+
+    /// Whether somebody waits here.
+    pub(super) fn has_line(&self) -> bool {
+        let inside = self.inside();
+        inside.line.iter().any(|waiter| !waiter.turn.is_closed())
+    }
+
+    /// A guard gives the lock back: whether it stays here.
+    pub(super) fn put_back(self: &Arc<Self>, held: &mut Held) -> bool {
+        // Should it be the last handle, it ends when the mutex is free.
+        let keeper = self.keeper.upgrade();
+        let mut inside = self.inside();
+        let since = Instant::now();
+        let is_used = matches!(&inside.here, Here::Used(one) if Arc::ptr_eq(one, &held.hold));
+        let Some(keeper) = keeper
+            .as_ref()
+            .filter(|_| is_used && is_fit(&held.hold, since))
+        else {
+            return false;
+        };
+        held.hold.wanted.begins_anew();
+        let mut next = held.hand_over();
+        while let Some(waiter) = inside.line.pop_front() {
+            next.kept = Some(Arc::clone(self));
+            match waiter.turn.send(Turn::Yours(next)) {
+                // It comes back to us, and not to the mutex.
+                Err(Turn::Yours(mut gone)) => {
+                    gone.kept = None;
+                    next = gone;
+                }
+                _ => return true,
+            }
+        }
+        let until = since.checked_add(self.key.idle);
+        if until.is_some_and(|until| inside.next_look.is_some_and(|next| until < next)) {
+            inside.next_look = until;
+            held.hold.changed.notify_waiters();
+        }
+        inside.here = Here::Idle { held: next, since };
+        self.idle.fetch_add(1, Ordering::Relaxed);
+        if inside.place.is_none() {
+            inside.place = Some(keeper.stock().put(self, since));
+        }
+        drop(inside);
+        keeper.make_room();
+        true
+    }
+
+    /// What a guard had has gone back to the server, behind which the next in line asks.
+    pub(super) fn went_back(self: &Arc<Self>, context: &Context, hold: &Arc<Hold>) {
+        let mut inside = self.inside();
+        let is_used = matches!(&inside.here, Here::Used(one) if Arc::ptr_eq(one, hold));
+        let gone = is_used.then(|| self.next_asks(&mut inside, context));
+        drop(inside);
+        drop(gone);
+        self.leaves();
+    }
+
+    /// The first in line asks the server. To be dropped when the mutex is free: what is of no use
+    /// to anybody.
+    fn next_asks(self: &Arc<Self>, inside: &mut Inside, context: &Context) -> Vec<Turn> {
+        inside.here = Here::Away;
+        let mut gone = Vec::new();
+        while let Some(waiter) = inside.line.pop_front() {
+            if waiter.turn.is_closed() {
+                continue;
+            }
+            let asking = self.asks(inside, context);
+            match waiter.turn.send(Turn::Ask(asking)) {
+                Ok(()) => break,
+                // Its end lets the next one ask.
+                Err(turn) => {
+                    gone.push(turn);
+                    break;
+                }
+            }
+        }
+        gone
+    }
+
+    /// Others were used later, so it has lost its place. If it was used since it was put there it
+    /// gets one that says so.
+    fn must_leave(self: Arc<Self>, keeper: &Keeper, place: Place) {
+        let mut inside = self.inside();
+        if inside.place != Some(place) {
+            return;
+        }
+        inside.place = None;
+        let held = match &inside.here {
+            Here::Idle { since, .. } if *since > place.0 => {
+                inside.place = Some(keeper.stock().put(&self, *since));
+                None
+            }
+            _ => self.take_out(&mut inside),
+        };
+        drop(inside);
+        drop(held);
+    }
+
+    /// Gives its place up, unless it has something.
+    fn leaves(&self) {
+        let mut inside = self.inside();
+        let place = match inside.here {
+            Here::Used(_) | Here::Idle { .. } => None,
+            Here::Away | Here::Asked(_) => inside.place.take(),
+        };
+        drop(inside);
+        if let (Some(place), Some(keeper)) = (place, self.keeper.upgrade()) {
+            let left = keeper.stock().idle.remove(&place);
+            drop(left);
+        }
+    }
+
+    /// When to look again at a hold that is kept. Never, if it is not any more: because it has gone
+    /// back, or is now to go back, at once if it is idle and otherwise after its present use.
+    fn look(self: &Arc<Self>, context: &Context, hold: &Arc<Hold>) -> Option<Instant> {
+        let mut inside = self.inside();
+        let now = Instant::now();
+        let is_over = !may_be_kept(hold, now) || context.background.closing.is_cancelled();
+        match &inside.here {
+            Here::Used(used) if Arc::ptr_eq(used, hold) => {
+                if hold.is_over(now) {
+                    let gone = self.next_asks(&mut inside, context);
+                    drop(inside);
+                    drop(gone);
+                    return None;
+                }
+                inside.next_look = Some(hold.end());
+            }
+            Here::Idle { held, since } if Arc::ptr_eq(&held.hold, hold) => {
+                let until = since.checked_add(self.key.idle).filter(|_| !is_over);
+                if until.is_none_or(|until| until <= now) {
+                    let held = self.take_out(&mut inside);
+                    drop(inside);
+                    drop(held);
+                    self.leaves();
+                    return None;
+                }
+                inside.next_look = until.map(|until| until.min(hold.end()));
+            }
+            _ => return None,
+        }
+        inside.next_look
+    }
+
+    /// Ends when the time of one in line is up. While the server has not answered who asks, nobody
+    /// knows whether it can be had: that is waited for as long as for any answer.
+    async fn late(&self, context: &Context, wait_mode: WaitMode) -> Error {
+        let WaitMode::Until(deadline) = wait_mode else {
+            return std::future::pending().await;
+        };
+        sleep_until(deadline).await;
+        let asks = match &self.inside().here {
+            Here::Used(hold) => return not_acquired(hold, Instant::now()),
+            Here::Asked(owner) => Some(owner.clone()),
+            Here::Away | Here::Idle { .. } => None,
+        };
+        let is_queued = asks.is_some_and(|owner| {
+            let (name, mode) = (Arc::clone(&self.key.name), Mode::Plain);
+            context.is_queued(&Target { name, owner, mode })
+        });
+        if is_queued {
+            return Error::not_acquired(Some(Duration::ZERO));
+        }
+        let answered = deadline.checked_add(context.router.response_timeout);
+        sleep_until(answered.unwrap_or(deadline)).await;
+        Error::unavailable("the server has not answered a call before this")
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let Some(keeper) = self.keeper.upgrade() {
+            let mut stock = keeper.stock();
+            // Another may have come in its place.
+            let is_dead = |kept: &Weak<Self>| kept.strong_count() == 0;
+            if stock.locks.get(&self.key).is_some_and(is_dead) {
+                stock.locks.remove(&self.key);
+            }
+        }
+    }
+}
+
+/// Whether it may be kept: nobody else wants it.
+fn may_be_kept(hold: &Hold, now: Instant) -> bool {
+    !hold.is_over(now) && hold.wanted.may_be_kept()
+}
+
+/// Whether it may be given to the next caller, for whom at least half of the lease and of the
+/// longest hold have to be left that it asked for. And the session has to be there under which it
+/// is held: of what was lost without it, a guard would hear too late.
+fn is_fit(hold: &Hold, now: Instant) -> bool {
+    let is_heard_of = hold.counts_on().session.is_attached() && !hold.is_of_former_life();
+    is_heard_of && may_be_kept(hold, now) && hold.leaves_half(now)
+}
+
+fn not_acquired(hold: &Hold, now: Instant) -> Error {
+    Error::not_acquired(Some(hold.lease_left(now)))
+}
+
+/// A place in the line.
+struct Waiting {
+    kept: Arc<Kept>,
+    number: u64,
+    since: Instant,
+    told: oneshot::Receiver<Turn>,
+}
+
+impl Waiting {
+    async fn turn(&mut self, context: &Context, wait_mode: WaitMode) -> Result<Turn, Error> {
+        tokio::select! {
+            biased;
+            turn = &mut self.told => turn.map_err(|_| Error::shut_down()),
+            () = context.background.closing.cancelled() => Err(Error::shut_down()),
+            error = self.kept.late(context, wait_mode) => Err(error),
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut inside = self.kept.inside();
+        inside.line.retain(|one| one.number != self.number);
+    }
+}
+
+/// It is a caller's turn to ask the server. When that ends without the lock, it is the next one's.
+struct Asking {
+    kept: Arc<Kept>,
+    context: Weak<Context>,
+    owner: Owner,
+}
+
+impl Asking {
+    fn is_asked(&self, inside: &Inside) -> bool {
+        matches!(&inside.here, Here::Asked(owner) if *owner == self.owner)
+    }
+
+    /// It has the lock, which is kept from now on.
+    fn entered(self, context: &Arc<Context>, mut held: Held) -> Held {
+        let (kept, hold) = (Arc::clone(&self.kept), Arc::clone(&held.hold));
+        let mut inside = kept.inside();
+        if !self.is_asked(&inside) {
+            return held;
+        }
+        inside.here = Here::Used(Arc::clone(&hold));
+        drop(inside);
+        let background = &context.background;
+        let watching = watch(
+            self.context.clone(),
+            Arc::downgrade(&kept),
+            hold,
+            background.closing.clone(),
+        );
+        background.spawn(watching);
+        held.kept = Some(kept);
+        held
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let Some(context) = self.context.upgrade() else {
+            return;
+        };
+        let mut inside = self.kept.inside();
+        let gone = self
+            .is_asked(&inside)
+            .then(|| self.kept.next_asks(&mut inside, &context));
+        drop(inside);
+        drop(gone);
+    }
+}
+
+/// Sees to it that what is kept goes to the server's queue as soon as it is wanted there, or has
+/// been idle for long enough. It keeps nothing alive meanwhile.
+async fn watch(
+    context: Weak<Context>,
+    kept: Weak<Kept>,
+    hold: Arc<Hold>,
+    closing: CancellationToken,
+) {
+    loop {
+        // Listens before it looks: what changes in between is heard.
+        let mut changed = pin!(hold.changed.notified());
+        changed.as_mut().enable();
+        let next = match (context.upgrade(), kept.upgrade()) {
+            (Some(context), Some(kept)) => {
+                // Who cannot hear of others must not keep the lock from them.
+                if hold.wanted.may_be_kept() && wanted::listen(&context, &hold).is_err() {
+                    hold.wanted.must_go_back();
+                }
+                kept.look(&context, &hold)
+            }
+            _ => None,
+        };
+        let Some(next) = next else { return };
+        tokio::select! {
+            () = changed => {}
+            () = closing.cancelled() => {}
+            () = sleep_until(next) => {}
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Renewing holds. It is the watchdog's work, and the one way back: in another life of the session,
+//! or at another node, a hold is renewed by its token, with the session.
+
+use std::sync::{Arc, Weak};
+
+use tokio::sync::{OwnedMutexGuard, oneshot};
+use tokio::time::Instant;
+
+use crate::error::{Error, LostReason};
+use crate::locks::{Context, CountsOn, Hold, Renewal};
+use crate::time::Lease;
+use crate::topology::Node;
+use crate::wire::reply::{read_by, read_renewed};
+use crate::wire::{Manner, Outcome, Request, Sending, request};
+use crate::{metrics, task};
+
+/// What to ask for where grants must be acknowledged: see [`Acknowledger`]. Elsewhere it is the
+/// same.
+///
+/// [`Acknowledger`]: crate::wire::Acknowledger
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Aim {
+    /// The server's word that it is held, for the present session. It comes at once, however slow
+    /// the replicas are, and the lease ends as before.
+    Hold,
+    /// A lease that counts, once enough have it; one of its own goes on to its end.
+    Lease,
+    /// The same, and the lease begins anew in any case.
+    Anew,
+}
+
+/// One command is under way for a hold at a time.
+type Turn = OwnedMutexGuard<()>;
+
+type Report = Option<oneshot::Sender<Result<(), Error>>>;
+
+/// Renews a hold, and takes note of that: why not, if it is not so now.
+pub(crate) fn ask(
+    context: &Arc<Context>,
+    hold: &Arc<Hold>,
+    aim: Aim,
+) -> impl Future<Output = Result<(), Error>> + use<> {
+    let (context, hold) = (Arc::downgrade(context), Arc::clone(hold));
+    async move {
+        let turn = Arc::clone(&hold.renewing).lock_owned().await;
+        let (report, outcome) = oneshot::channel();
+        if let Some(context) = context.upgrade() {
+            start(&context, &hold, aim, turn, Some(report));
+        }
+        outcome.await.unwrap_or_else(|_| Err(Error::shut_down()))
+    }
+}
+
+/// Renews these, unless that is under way or they are lost. How that went the guards say.
+pub(super) fn all(context: &Arc<Context>, holds: Vec<Arc<Hold>>) {
+    for hold in holds {
+        one(context, &hold, Aim::Hold);
+    }
+}
+
+/// The same for one. What is under way sees to it afterwards.
+pub(super) fn one(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) {
+    let is_over = !hold.has_guards() || hold.lost(Instant::now()).is_some();
+    if !is_over && let Ok(turn) = Arc::clone(&hold.renewing).try_lock_owned() {
+        start(context, hold, aim, turn, None);
+    }
+}
+
+fn start(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim, turn: Turn, report: Report) {
+    let now = Instant::now();
+    let lease = match aim {
+        Aim::Anew => hold.lease_anew(now),
+        Aim::Hold | Aim::Lease => hold.lease_kept(now),
+    };
+    let lease = Lease {
+        since: now,
+        length: lease,
+    };
+    let node = context.router.home(&hold.target.name);
+    if node.acknowledger.is_some() && aim != Aim::Hold {
+        let renewing = acknowledged(Arc::clone(context), node, Arc::clone(hold), lease);
+        context.background.runtime.spawn(task(async move {
+            let renewed = renewing.await;
+            drop(turn);
+            tell(report, renewed);
+        }));
+        return;
+    }
+    let counts = node.acknowledger.is_none();
+    send(context, &node, hold, lease, counts, turn, report);
+}
+
+fn send(
+    context: &Arc<Context>,
+    node: &Node,
+    hold: &Arc<Hold>,
+    lease: Lease,
+    counts: bool,
+    turn: Turn,
+    mut report: Report,
+) {
+    let wanted = hold.wanted.is_asked();
+    let (target, session) = (&hold.target, &node.session.name);
+    let cmd = request::renew(target.subject(), lease.length, hold.token, session, wanted);
+    let (context, kept) = (Arc::downgrade(context), Arc::downgrade(hold));
+    let mut turn = Some(turn);
+    let then = Box::new(move |outcome| match outcome {
+        Outcome::Overdue(error) => tell(report.take(), Err(error)),
+        Outcome::Told(reply, sending) => {
+            drop(turn.take());
+            let renewed = read_by(reply, read_renewed);
+            let Some(hold) = Weak::upgrade(&kept) else {
+                return;
+            };
+            metrics::renewed(renewed.as_ref().ok().copied());
+            let told = match renewed {
+                Ok(held) => took_note(&hold, held, sending, lease, counts),
+                Err(error) => Err(error),
+            };
+            if let Some(context) = Weak::upgrade(&context) {
+                follow_up(&context, &hold, &told);
+            }
+            tell(report.take(), told);
+        }
+    });
+    node.link
+        .send(Request::new(cmd, &hold.target.name, Manner::Twice, then));
+}
+
+fn took_note(
+    hold: &Hold,
+    held: bool,
+    sending: Option<Sending>,
+    lease: Lease,
+    counts: bool,
+) -> Result<(), Error> {
+    let Some(sending) = sending.filter(|_| held) else {
+        hold.is_lost_there(LostReason::NotHeld);
+        return Err(Error::lost(LostReason::NotHeld));
+    };
+    let confidence = sending.confidence();
+    let renewal = Renewal {
+        lease: Lease {
+            since: sending.at,
+            ..lease
+        },
+        counts_on: CountsOn {
+            session: sending.session,
+            confidence,
+        },
+        acknowledged: counts.then_some(Ok(())),
+    };
+    hold.renewed(&renewal, Instant::now()).map_err(Error::lost)
+}
+
+/// What is still to be done about a hold that was renewed, or was not.
+fn follow_up(context: &Arc<Context>, hold: &Arc<Hold>, told: &Result<(), Error>) {
+    match told {
+        Ok(()) => {
+            // The session has begun anew meanwhile.
+            if hold.is_of_former_life() {
+                one(context, hold, Aim::Hold);
+            }
+        }
+        Err(error) if error.is_lost() => {}
+        Err(error) if error.has_code("NOSESSION") => {
+            context.table.with(|state| state.renew_with_session(hold));
+        }
+        // A refusal is no word of a loss: the server may be loading, or out of memory. The guard
+        // hears of it when its lease ends unconfirmed.
+        Err(_) => context.watchdog.has_failed(Instant::now()),
+    }
+}
+
+/// Renews a hold on the connection that waits for copies.
+async fn acknowledged(
+    context: Arc<Context>,
+    node: Arc<Node>,
+    hold: Arc<Hold>,
+    lease: Lease,
+) -> Result<(), Error> {
+    let Some(acknowledger) = &node.acknowledger else {
+        return Ok(());
+    };
+    let session = Arc::clone(&node.session);
+    let Some(confidence) = session.present() else {
+        return Err(session.trouble());
+    };
+    let target = &hold.target;
+    let wanted = hold.wanted.is_asked();
+    let cmd = request::renew(
+        target.subject(),
+        lease.length,
+        hold.token,
+        &session.name,
+        wanted,
+    );
+    let answer = acknowledger.renew(cmd).await;
+    metrics::renewed(answer.as_ref().ok().map(|(held, _)| *held));
+    let renewed = answer.and_then(|(held, by_enough)| {
+        if !held {
+            hold.is_lost_there(LostReason::NotHeld);
+            return Err(Error::lost(LostReason::NotHeld));
+        }
+        let acknowledged = Some(by_enough.clone());
+        let counts_on = CountsOn {
+            session,
+            confidence,
+        };
+        let renewal = Renewal {
+            lease,
+            counts_on,
+            acknowledged,
+        };
+        hold.renewed(&renewal, Instant::now())
+            .map_err(Error::lost)?;
+        by_enough
+    });
+    follow_up(&context, &hold, &renewed);
+    renewed
+}
+
+fn tell(report: Report, outcome: Result<(), Error>) {
+    if let Some(report) = report {
+        // Whoever asked has gone, if it hears nothing.
+        let _ = report.send(outcome);
+    }
+}
