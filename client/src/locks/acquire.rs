@@ -12,8 +12,8 @@ use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locks::table::Turn;
 use crate::locks::{
-    Call, CallId, Context, CountsOn, Grant, Held, Hold, HoldOptions, Owner, Phase, SlotId, State,
-    Target,
+    Aim, Call, CallId, Context, CountsOn, Grant, Held, Hold, HoldOptions, Owner, Phase, SlotId,
+    State, Target, renew,
 };
 use crate::time::{MILLIS_MAX, within};
 use crate::topology::Route;
@@ -57,6 +57,7 @@ pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<
         request.mode,
     );
     let turn = take_turns(context, &request).await?;
+    turn.settled().await?;
     let helds = match turn.begin() {
         Begun::Held(helds) => Ok(helds),
         Begun::Asked(mut pending) => {
@@ -191,6 +192,28 @@ impl Turns {
         }
     }
 
+    /// Waits until what the owner holds has been renewed in the present life of the session. It may
+    /// be lost, and others may have been granted it since, of which its guards hear in time; one
+    /// more would hear of it late.
+    async fn settled(&self) -> Result<(), Error> {
+        let now = Instant::now();
+        let unsettled = |context: &Context| {
+            context.table.with(|state| {
+                let holds = self.slots.iter().filter_map(|slot| state.hold(*slot));
+                let is_unsettled =
+                    |hold: &&Arc<Hold>| !hold.is_over(now) && hold.is_of_former_life();
+                holds.into_iter().find(is_unsettled).cloned()
+            })
+        };
+        while let Some(hold) = unsettled(&self.context) {
+            match renew::ask(&self.context, &hold, Aim::Hold).await {
+                Err(error) if !error.is_lost() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// It is its turn everywhere: takes part in what the owner holds, and asks for the rest.
     fn begin(mut self) -> Begun {
         let (context, request) = (Arc::clone(&self.context), Arc::clone(&self.request));
@@ -254,16 +277,16 @@ impl Turns {
 
 impl Drop for Turns {
     fn drop(&mut self) {
-        let line = self.line;
-        self.context.table.with(|state| {
-            let last = self.slots.len().saturating_sub(1);
-            for (place, slot) in self.slots.drain(..).enumerate() {
-                match line {
-                    Some(number) if place == last => state.leave_line(slot, number),
-                    _ => state.pass_turn(slot),
-                }
-            }
-        });
+        let mut slots = std::mem::take(&mut self.slots);
+        if let Some(number) = self.line
+            && let Some(last) = slots.pop()
+        {
+            let is_turn = |state: &mut State| state.leave_line(last, number);
+            slots.extend(self.context.table.with(is_turn).then_some(last));
+        }
+        slots
+            .into_iter()
+            .for_each(|slot| self.context.pass_turn(slot));
     }
 }
 
@@ -577,14 +600,11 @@ impl Context {
                 }
             }),
             Next::Fail(error) => {
-                let call = self.table.with(|state| {
-                    let call = state.end(id)?;
-                    call.slots.iter().for_each(|slot| state.pass_turn(*slot));
-                    Some(call)
-                });
-                if let Some(call) = call {
-                    call.fail(error);
-                }
+                let Some(call) = self.table.with(|state| state.end(id)) else {
+                    return;
+                };
+                call.slots.iter().for_each(|slot| self.pass_turn(*slot));
+                call.fail(error);
             }
             Next::Undo(error) => {
                 let call = self.table.with(|state| state.end(id));
@@ -624,6 +644,7 @@ impl Context {
                 if let Some(slot) = state.at(*slot) {
                     // One that was here before is lost, and its guards give nothing back.
                     slot.hold = Some(Arc::clone(&hold));
+                    slot.left = None;
                 }
                 call.held.push(Held::new(self, Arc::clone(&hold), *slot));
                 state.pass_turn(*slot);
@@ -667,9 +688,12 @@ impl Context {
             ..
         } = call;
         self.table.with(|state| {
-            slots
-                .iter()
-                .for_each(|slot| state.take_turn(*slot, Turn::Leaving));
+            for slot in &slots {
+                state.take_turn(*slot, Turn::Leaving);
+                if let Some(slot) = state.at(*slot) {
+                    slot.left = None;
+                }
+            }
         });
         let first = names.first().cloned().unwrap_or_default();
         let node = self.router.node_of(&session, &first);

@@ -117,9 +117,10 @@ impl Context {
                 return false;
             }
             place.hold = None;
-            let is_free = state.turn(slot).is_none();
-            // If it is a call's turn, this is lost, and that has asked for what may be left of it.
-            let sends = is_free && !hold.is_gone();
+            let is_free = place.turn.is_none();
+            let is_there = !hold.is_gone();
+            place.left = (is_there && !is_free).then(|| Arc::clone(hold));
+            let sends = is_free && is_there;
             if sends {
                 state.take_turn(slot, Turn::Leaving);
             } else {
@@ -140,6 +141,22 @@ impl Context {
         if sends {
             let node = self.router.home(&hold.target.name);
             self.send_release(&node, &hold.target, Some(hold.token), slot, None);
+        }
+    }
+
+    /// The turn at a slot is over. What may be left there is given back before the next.
+    pub(super) fn pass_turn(self: &Arc<Self>, slot: SlotId) {
+        let left = self.table.with(|state| {
+            let left = state.at(slot).and_then(|slot| slot.left.take());
+            match &left {
+                Some(_) => state.take_turn(slot, Turn::Leaving),
+                None => state.pass_turn(slot),
+            }
+            left
+        });
+        if let Some(left) = left {
+            let node = self.router.home(&left.target.name);
+            self.send_release(&node, &left.target, Some(left.token), slot, None);
         }
     }
 

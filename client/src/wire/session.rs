@@ -171,7 +171,7 @@ impl Session {
         });
     }
 
-    pub(super) fn is_retired(&self) -> bool {
+    pub(crate) fn is_retired(&self) -> bool {
         self.state.borrow().is_retired
     }
 
