@@ -296,6 +296,12 @@ impl Error {
         self
     }
 
+    /// Whether the command has reached a server that does not serve its lock, or not yet.
+    pub(crate) fn is_misdirection(&self) -> bool {
+        let codes = ["READONLY", "MOVED", "ASK"];
+        codes.iter().any(|code| self.has_code(code)) || self.is_try_again()
+    }
+
     /// Whether the server said that the command may be carried out in a moment, here or elsewhere:
     /// the lock is on its way to another node, or the cluster has lost one.
     pub(crate) fn is_try_again(&self) -> bool {

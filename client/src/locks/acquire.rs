@@ -473,17 +473,28 @@ impl Context {
                     // It was sent in an earlier life, whose waits have left.
                     return Next::Ask(None);
                 }
-                for event in early {
-                    let next = self
-                        .table
-                        .with(|state| self.wait_hears(state, id, &event, None));
-                    if !matches!(next, Next::Nothing) {
-                        return next;
-                    }
-                }
-                Next::Nothing
+                self.hears_early(id, early)
             }
         }
+    }
+
+    /// A wait hears the events that came before the answer to its ACQUIRE. What comes behind its end
+    /// is about what it was granted.
+    fn hears_early(self: &Arc<Self>, id: CallId, early: Vec<Event>) -> Next {
+        let mut early = early.into_iter();
+        while let Some(event) = early.next() {
+            let next = self.table.with(|state| {
+                let next = self.wait_hears(state, id, &event, None);
+                if let (Next::Held(_), Some(call)) = (&next, state.call(id)) {
+                    call.early = early.by_ref().collect();
+                }
+                next
+            });
+            if !matches!(next, Next::Nothing) {
+                return next;
+            }
+        }
+        Next::Nothing
     }
 
     /// A grant can be counted on. If word of it came late, as to a process that was stopped, or
