@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
+use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::backoff::Backoff;
@@ -56,10 +57,18 @@ pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<
         &request.owner,
         request.mode,
     );
-    let turn = take_turns(context, &request).await?;
+    let turn = take_turns(context, &request).await;
+    if turn.is_err() {
+        consume_budget().await;
+    }
+    let turn = turn?;
     turn.settled().await?;
     let helds = match turn.begin() {
-        Begun::Held(helds) => Ok(helds),
+        Begun::Held(helds) => {
+            // Who does nothing but this would let no other task of its thread run.
+            consume_budget().await;
+            Ok(helds)
+        }
         Begun::Asked(mut pending) => {
             let helds = pending.answer().await;
             if request.wait_mode.waits() {

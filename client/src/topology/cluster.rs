@@ -90,7 +90,7 @@ impl Map {
 fn id_of(member: &Member, asked: &Address) -> Id {
     let at = || {
         let address = asked.or_at(member.host.clone(), member.port);
-        format!("{}:{}", address.host, address.port).into()
+        format!("{NO_ID}{}:{}", address.host, address.port).into()
     };
     member.id.as_deref().map_or_else(at, Arc::from)
 }
@@ -128,7 +128,8 @@ impl Router {
             let address = addresses.get(id).and_then(|known| known.first());
             let connector = address.map(|address| self.first.other(address));
             let connector = connector.unwrap_or_else(|| self.first.clone());
-            Node::start(connector, &self.identity)
+            let told = Some(Arc::clone(id)).filter(|id| !id.is_empty() && !id.starts_with(NO_ID));
+            Node::start(connector, told, &self.identity)
         };
         Arc::clone(nodes.entry(Arc::clone(id)).or_insert_with(start))
     }
@@ -205,6 +206,9 @@ impl Router {
     }
 }
 
+/// Of a node whose id was not told, behind which stands its address.
+const NO_ID: &str = "at ";
+
 /// A node that has not told for so long is asked no more alone.
 const HEDGE: Duration = Duration::from_millis(200);
 
@@ -255,7 +259,7 @@ mod tests {
             runtime: Handle::current(),
             epochs: Arc::default(),
         };
-        let node = Node::start(connector.other(&address(host)), &identity);
+        let node = Node::start(connector.other(&address(host)), None, &identity);
         map.nodes.insert(id.into(), Arc::clone(&node));
         node
     }

@@ -288,8 +288,12 @@ impl Driver {
             };
             match self.meanwhile(binding).await? {
                 Ok((connection, (life, server))) => {
-                    self.session.is_bound(Ok(server.into()));
-                    if self.answers.life() == Some(life) {
+                    if !self.session.is_bound(Ok((life, server.into()))) {
+                        // A stranger is at its address: it is asked who serves what.
+                        if let Some(client) = self.listener.upgrade() {
+                            client.broken(&self.session);
+                        }
+                    } else if self.answers.life() == Some(life) {
                         return Some((connection, life));
                     }
                     heard = count;
