@@ -742,25 +742,22 @@ impl Call {
 }
 
 impl Context {
-    /// The calls that wait for a server which is not there: those that it has not taken in end.
+    /// A server is not there. The calls that it has not taken in end in time, and all if it refuses
+    /// us.
     pub(super) fn give_up_unheard(self: &Arc<Self>, session: &Arc<Session>) {
-        let timeout = self.router.response_timeout;
+        let (timeout, trouble) = (self.router.response_timeout, session.trouble());
+        let ends = |call: &Call| {
+            let is_pausing = matches!(call.phase, Phase::Pausing) && !call.was_queued;
+            trouble.is_final() || is_pausing && call.since.elapsed() >= timeout
+        };
         let late: Vec<_> = self.table.with(|state| {
-            let is_late = |call: &Call| {
-                let is_pausing = matches!(call.phase, Phase::Pausing);
-                is_pausing && !call.was_queued && call.since.elapsed() >= timeout
-            };
-            let calls = state
-                .calls()
-                .filter(|(_, call)| Arc::ptr_eq(&call.session, session));
-            calls
-                .filter(|(_, call)| is_late(call))
-                .map(|(id, _)| id)
-                .collect()
+            let calls = state.calls();
+            let here = calls.filter(|(_, call)| Arc::ptr_eq(&call.session, session));
+            here.filter(|(_, call)| ends(call)).map(|(id, _)| id).collect()
         });
         for id in late {
             // An earlier copy may have been carried out.
-            self.go_on(id, Next::Undo(session.trouble()));
+            self.go_on(id, Next::Undo(trouble.clone()));
         }
     }
 }

@@ -464,7 +464,8 @@ impl Kept {
         let mut unanswered = None;
         loop {
             let look = Instant::now().checked_add(context.router.response_timeout);
-            let next = look.into_iter().chain(deadline).min();
+            let is_to_come = |deadline: &Instant| *deadline > Instant::now();
+            let next = look.into_iter().chain(deadline.filter(is_to_come)).min();
             match next {
                 Some(next) => sleep_until(next).await,
                 None => std::future::pending().await,

@@ -257,7 +257,7 @@ impl Driver {
     /// for it any more.
     async fn bound(&mut self) -> Option<(Connection, i64)> {
         // A connection of a session that is not there yet would be refused.
-        let mut heard = 0;
+        let (mut heard, mut strangers) = (0, 0_u32);
         loop {
             if self.session.is_retired() {
                 self.hand_on().await?;
@@ -301,6 +301,11 @@ impl Driver {
                 Err(error) => {
                     let is_refused = error.has_code("NOSESSION") || error.has_code("STALE");
                     heard = if is_refused { count } else { 0 };
+                    strangers = if is_refused { strangers.saturating_add(1) } else { 0 };
+                    if strangers >= STRANGERS_MAX {
+                        strangers = 0;
+                        self.session.is_doubted();
+                    }
                     if !is_refused {
                         self.session.is_bound(Err(error.clone()));
                     }
@@ -675,6 +680,9 @@ impl Alarm {
 /// At most so many commands go out in one write: a reply waits for those behind it in the same, and
 /// the server works on one while the next is made.
 const BATCH_MAX: usize = 32;
+
+/// So often in a row a server may not know the session although that was answered in between.
+const STRANGERS_MAX: u32 = 2;
 
 /// So many commands may wait for their answers.
 const UNANSWERED_MAX: usize = 100_000;

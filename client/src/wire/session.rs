@@ -67,6 +67,8 @@ struct State {
     /// The node's id in a cluster, else the server's run id, as BIND has told it; or why the last
     /// try to bind a connection failed.
     bound: Option<Result<(i64, Arc<str>), Error>>,
+    /// How often the command connection has reached a server that does not know the session.
+    doubts: u64,
     /// Its node is not used any more.
     is_retired: bool,
 }
@@ -175,6 +177,12 @@ impl Session {
         let state = self.state.borrow();
         let is_it = || matches!(state.bound, Some(Ok((bound, _))) if bound == life);
         self.expected.is_none() || is_it()
+    }
+
+    /// The command connection has reached a server that does not know the session, again and again:
+    /// the one that is listened to may not be the one to use any more.
+    pub(super) fn is_doubted(&self) {
+        self.state.send_modify(|state| state.doubts = state.doubts.saturating_add(1));
     }
 
     /// The server to which the last command connection was bound.
@@ -368,9 +376,12 @@ impl Listening {
             let wait = Some(longest).filter(|_| !at_once);
             let mut asked = self.ask(connection, wait);
             let within = longest.saturating_add(self.slack());
+            let mut state = self.session.state.subscribe();
+            let doubts = state.borrow().doubts;
             let answer = tokio::select! {
                 answer = timeout(within, &mut asked.replies) => answer,
                 // Another server is the one to use.
+                _ = state.wait_for(|state| state.doubts > doubts) => return None,
                 () = asked.connection.over() => {
                     self.broken(Error::elsewhere());
                     return None;
