@@ -662,15 +662,22 @@ fn a_take_over_in_the_turn_of_an_event_gets_it() {
 fn renew_takes_a_hold_along_to_another_session() {
     let server = Server::start();
     let mut conn = server.connect();
-    let first = server.session_connection("s");
-    let second = server.session_connection("t");
+    let mut first = server.session_connection("s");
+    let mut second = server.session_connection("t");
     let token = conn.take("k", "bob"); // nobody's yet
-    conn.take_for("l", "bob", "s");
+    let of_l = conn.take_for("l", "bob", "s");
     assert_eq!(conn.run("RLOCK.RENEW k bob 30000 SESSION s"), 1);
     let renew = format!("RLOCK.RENEW k bob 30000 TOKEN {} SESSION t", token - 1);
     assert_eq!(conn.run(renew), 0, "not that hold: it stays where it is");
     assert_eq!(conn.run("RLOCK.RENEW l bob 30000 SESSION t"), 1);
     assert_eq!(conn.run("RLOCK.RENEW l bob 30000"), 1, "it stays with t");
+    let (_, told) = first.run("RLOCK.EVENTS s").told();
+    let [taken] = &told[..] else {
+        panic!("{told:?}")
+    };
+    assert_eq!((&*taken.what, taken.token), ("lost l bob", of_l));
+    assert_eq!((&taken.value, &*taken.mode), (&"taken".into(), "plain"));
+    assert_eq!(second.run("RLOCK.EVENTS t").told().1, []);
     first.close();
     until("k went with s", || server.holder("k").is_none());
     conn.settle();
@@ -710,10 +717,14 @@ fn the_reply_of_renew_in_the_turn_in_which_the_session_ends_is_true() {
 fn a_reentry_for_another_session_moves_the_hold() {
     let server = Server::start();
     let mut conn = server.connect();
-    let first = server.session_connection("s");
+    let mut first = server.session_connection("s");
     let mut second = server.session_connection("t");
     conn.take_for("k", "bob", "s");
+    first.send("RLOCK.EVENTS s BLOCK 0");
+    server.until_blocked(1);
     conn.run("RLOCK.ACQUIRE k bob 30000 SESSION t").held();
+    let told = first.read().event();
+    assert_eq!(told, ("lost k bob".to_owned(), "taken".into()));
     first.close();
     conn.settle();
     assert_eq!(server.run("HGET k bob"), "2");

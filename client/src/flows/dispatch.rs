@@ -23,6 +23,13 @@ impl Listener for Context {
             let (ledger, now) = (&self.ledger, Instant::now());
             match ledger.deliver(event, since, session.number, now) {
                 Delivered::Done => {}
+                // The server is not asked: a RENEW would take the hold from the other session. If
+                // its client did the same, they would never end.
+                Delivered::Lost(holds, reason @ LostReason::Taken) => {
+                    for hold in holds {
+                        hold.lose(reason);
+                    }
+                }
                 Delivered::Lost(holds, reason) => {
                     // Its owner has had one grant only, so it is meant; and until the server has
                     // said so once more, it would be handed on.

@@ -440,6 +440,7 @@ fn event(number_of_it: u64, event: &Event) -> Frame {
                 LostReason::Broken => "broken",
                 LostReason::Deleted => "deleted",
                 LostReason::Released => "released",
+                LostReason::Taken => "taken",
             };
             ("lost", blob(reason))
         }

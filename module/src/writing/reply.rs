@@ -73,6 +73,7 @@ fn event_kind_of(ctx: Ctx<'_>, event: &Event) {
         EventKind::Lost(LostReason::Broken) => ctx.reply_bytes(b"broken"),
         EventKind::Lost(LostReason::Deleted) => ctx.reply_bytes(b"deleted"),
         EventKind::Lost(LostReason::Released) => ctx.reply_bytes(b"released"),
+        EventKind::Lost(LostReason::Taken) => ctx.reply_bytes(b"taken"),
         EventKind::Error(refusal) => ctx.reply_bytes(text_of(ctx, refusal).as_bytes()),
         EventKind::Wanted { waiters } => ctx.reply_integer((*waiters).into()),
     }

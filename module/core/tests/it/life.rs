@@ -520,7 +520,7 @@ impl Life {
     // --- Holds -----------------------------------------------------------------------------------
 
     /// The owner holds the lock until then. It belongs to the session, if one is named, and
-    /// otherwise to the one it belonged to.
+    /// otherwise to the one it belonged to. Another session that had it loses it.
     pub(crate) fn bind(
         &mut self,
         of: HoldName,
@@ -536,8 +536,12 @@ impl Life {
                     ends_at,
                     asks_if_wanted: known.is_some_and(|known| known.asks_if_wanted),
                 };
-                self.holds.insert(of, hold);
+                let former = self.holds.insert(of.clone(), hold);
                 self.end_without_holds();
+                if let Some(former) = former.filter(|former| former.session != session) {
+                    let event = event_of(&of, News::Lost("taken"), former.token);
+                    self.tell(former.session, event);
+                }
             }
             (None, Some(hold)) => {
                 // A hold that a script took gets its token when it is entered again.

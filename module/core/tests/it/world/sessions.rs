@@ -383,6 +383,7 @@ fn event_shown(event: &Event) -> TwinEvent {
         EventKind::Lost(LostReason::Broken) => News::Lost("broken"),
         EventKind::Lost(LostReason::Deleted) => News::Lost("deleted"),
         EventKind::Lost(LostReason::Released) => News::Lost("released"),
+        EventKind::Lost(LostReason::Taken) => News::Lost("taken"),
         EventKind::Error(refusal) => News::Error(refusal.to_string()),
         EventKind::Wanted { waiters } => News::Wanted((*waiters).into()),
     };
