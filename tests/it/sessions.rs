@@ -721,7 +721,7 @@ fn a_reentry_for_another_session_moves_the_hold() {
     let mut second = server.session_connection("t");
     conn.take_for("k", "bob", "s");
     first.send("RLOCK.EVENTS s BLOCK 0");
-    server.until_blocked(1);
+    first.expect_nothing_yet();
     conn.run("RLOCK.ACQUIRE k bob 30000 SESSION t").held();
     let told = first.read().event();
     assert_eq!(told, ("lost k bob".to_owned(), "taken".into()));

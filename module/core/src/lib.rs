@@ -53,7 +53,6 @@ pub use memory::log::pattern::{PATTERN_LEN_MAX, PATTERNS_MAX, PatternCounters, a
 pub use memory::session::{Attached, SessionLimits, SessionView};
 pub use memory::state::{HoldView, Locks};
 pub use memory::table::{Gauges, QueueView, WaiterView};
-pub use turn::sessions::Bound;
 pub use turn::turn::{DECISIONS_MAX, Outcome, Turn};
 pub use turn::waiting::{BlockedClient, Joined};
 pub use values::circle::Circle;
