@@ -236,6 +236,18 @@ fn a_release_is_told_unless_the_bound_connection_made_it() {
             );
         }
     }
+    // A transaction is the connection's own. The server tells no module who runs a script.
+    let script = "EVAL return(redis.call('RLOCK.RELEASE',KEYS[1],'bob')) 1 k";
+    for (release, is_told) in [
+        (&["MULTI", "RLOCK.RELEASE k bob", "EXEC"][..], false),
+        (&[script], true),
+    ] {
+        bound.run("RLOCK.ACQUIRE k bob 30000 SESSION s").held();
+        let replies = bound.pipeline(release);
+        assert_eq!(server.run("EXISTS k"), 0, "{replies:?}");
+        let (_, events) = life.run("RLOCK.EVENTS s").told();
+        assert_eq!(!events.is_empty(), is_told, "{release:?}: {events:?}");
+    }
     // One of two holds given back is no loss.
     for count in [1, 2] {
         let held = bound.run("RLOCK.ACQUIRE k bob 30000 SESSION s").held();

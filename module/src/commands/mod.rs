@@ -72,7 +72,8 @@ fn decide_number(
     }
 }
 
-/// The client that gives a hold back, if a session needs to know: mostly none has any hold.
+/// The client that gives a hold back, if a session needs to know: mostly none has any hold. In a
+/// script this is the script's own client: the module interface does not name the one that runs it.
 fn releasing_client(ctx: Ctx<'_>) -> Option<u64> {
     let matters = state::with(|state| state.locks.any_hold_of_session());
     matters.then(|| ctx.client_id())
