@@ -1310,3 +1310,25 @@ fn a_session_that_listens_bears_any_number_of_events_at_once() {
     assert_eq!(server.info_number("rlock_sessions"), 1);
     assert_eq!(server.info_number("rlock_sessions_overflowed"), 0);
 }
+
+#[test]
+fn events_beyond_a_thousand_are_told_by_the_next_calls_at_once() {
+    let server = Server::start();
+    let mut life = server.session_connection("s");
+    let mut conn = server.connect();
+    for owner in ["a", "b", "c"] {
+        let names: String = (0..1000).map(|lock| format!(" {owner}{lock}")).collect();
+        let take = format!("RLOCK.MACQUIRE {owner} 30000 1000{names} SESSION s");
+        conn.run(take).held();
+    }
+    conn.run("FLUSHALL");
+    until("all are told", || {
+        server.info_number("rlock_unacknowledged_events") == 3000
+    });
+    for since in [0, 1000, 2000] {
+        let (_, told) = life.run("RLOCK.EVENTS s BLOCK 0").told();
+        let seqs = told.iter().map(|event| event.seq);
+        assert!(seqs.eq(since + 1..=since + 1000), "{since}: {told:?}");
+    }
+    no_events(&mut life);
+}

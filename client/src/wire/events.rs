@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use crate::wire::{
-    Attachment, ClientId, Connection, Connector, Event, Purpose, ServerId, Session, Told, kills,
-    part_of_grace, request,
+    Attachment, Call, ClientId, Connection, Connector, Event, Purpose, ServerId, Session, Told,
+    kills, part_of_grace, request,
 };
 use crate::{Error, Pace, part};
 
@@ -131,10 +131,11 @@ impl Events {
             let is_doubted = was_late || line.attachment.is_over(sent) || line.former.is_some();
             at_once = !at_once && is_doubted;
             let wait = Some(longest).filter(|_| !at_once);
-            let call = request::events(&self.session.name, wait, self.session.grace);
             let id = line.connection.id();
             let heard = {
-                let mut asked = pin!(line.connection.ask_here(call, Vec::new()));
+                let session = Arc::clone(&self.session);
+                let asked = hear_all(&session, &mut line.connection, wait, Vec::new());
+                let mut asked = pin!(asked);
                 match timeout(within, &mut asked).await {
                     Ok(answer) => Heard::Here(answer),
                     Err(_) => self.overdue(asked, id).await,
@@ -164,7 +165,7 @@ impl Events {
 
     /// An error, if the session has begun anew: then it is to be attached anew as well.
     fn answered(&mut self, line: &mut Line, sent: Instant, told: Told) -> Result<(), Error> {
-        let Told { life, events } = told;
+        let Told { life, events, .. } = told;
         line.former = None;
         if life != line.life {
             self.deliver(events, sent);
@@ -330,16 +331,15 @@ impl Events {
         let opened = &self.connector.former;
         opened.add(connection.id(), Purpose::Session);
         let former = opened.before(&connection.server, Purpose::Session);
-        let call = request::events(&self.session.name, None, self.session.grace);
         let sent = Instant::now();
-        let asked = connection.ask_here(call, kills(&former));
+        let asked = hear_all(&self.session, &mut connection, None, kills(&former));
         let answer = timeout(self.connector.dialer.response_timeout, asked).await;
         let answer = answer.unwrap_or_else(|_| Err(Error::no_reply(None)));
         match &answer {
             Ok(_) => opened.are_closed(&former),
             Err(_) => self.give_up(connection.id()),
         }
-        let Told { life, events } = answer?;
+        let Told { life, events, .. } = answer?;
         let line = Box::new(Line {
             attachment: self.session.attachment_at(&connection.server, sent),
             connection,
@@ -374,6 +374,25 @@ impl Events {
             .max(usual)
             .min(self.connector.dialer.response_timeout)
     }
+}
+
+/// Asks until all has been told that had happened before the first sending: one reply has no more
+/// than so many events. If a later reply is lost, so are the events of those before, as with any
+/// reply that is lost: then everything is confirmed anew.
+async fn hear_all(
+    session: &Session,
+    connection: &mut Connection,
+    wait: Option<Duration>,
+    kills: Vec<Call>,
+) -> Answer {
+    let call = |wait| request::events(&session.name, wait, session.grace);
+    let mut told = connection.ask_here(call(wait), kills).await?;
+    while !told.is_all {
+        let rest = connection.ask_here(call(None), Vec::new()).await?;
+        told.events.extend(rest.events);
+        (told.life, told.is_all) = (rest.life, rest.is_all);
+    }
+    Ok(told)
 }
 
 /// How long the server holds a call before it answers that nothing has happened.

@@ -60,8 +60,9 @@ pub use values::glob::Glob;
 pub use values::ids::{Listener, MultiId, SessionId, SessionRef, WaiterId};
 pub use values::known::Known;
 pub use values::limits::{
-    CHAIN_MAX, GRACE_MS_MAX, HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, LOGGED_NAME_MAX, LOOKS_MAX,
-    MATCH_LEN_MAX, OWNER_LEN_MAX, PERMITS_MAX, ROOM_KEPT, SESSION_LEN_MAX,
+    CHAIN_MAX, EVENTS_TOLD_BYTES, EVENTS_TOLD_MAX, GRACE_MS_MAX, HOLD_COUNT_MAX, INTEGER_MAX,
+    KEYS_MAX, LOGGED_NAME_MAX, LOOKS_MAX, MATCH_LEN_MAX, OWNER_LEN_MAX, PERMITS_MAX, ROOM_KEPT,
+    SESSION_LEN_MAX,
 };
 pub use values::lock_key::{LockKey, LockRef};
 pub use values::mode::{Kind, Mode};

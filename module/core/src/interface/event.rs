@@ -74,6 +74,6 @@ pub struct Moment {
 pub struct Told {
     /// The moment before the first of them.
     pub after: Moment,
-    /// The events.
+    /// The events, as many as one reply may have. The next call tells the rest.
     pub events: Vec<Event>,
 }

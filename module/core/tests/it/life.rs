@@ -336,7 +336,8 @@ impl Life {
         }
     }
 
-    /// Returns all events that are not acknowledged, and begins a life if there is none.
+    /// Returns the events that are not acknowledged, up to a thousand of them, and begins a life if
+    /// there is none. (Names here are short.)
     pub(crate) fn take_events(&mut self, name: Name, now: Now) -> TwinTold {
         let session = self.sessions.get_mut(&name).unwrap();
         session.is_woken = false;
@@ -345,11 +346,12 @@ impl Life {
             session.life = Some(self.newest);
             session.last = 0;
         }
-        session.told = session.last;
+        let events: Vec<_> = session.events.iter().take(1000).collect();
+        session.told = session.acknowledged() + u64::try_from(events.len()).unwrap();
         TwinTold {
             life: session.life.unwrap(),
             after: session.acknowledged(),
-            events: session.events.iter().map(|(_, of)| of.clone()).collect(),
+            events: events.into_iter().map(|(_, of)| of.clone()).collect(),
         }
     }
 
