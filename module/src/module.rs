@@ -3,14 +3,9 @@
 
 use crate::commands;
 use crate::config::{
-    self, EVENTS_PER_SESSION_MAX, EVENTS_PER_SESSION_MAX_BOUNDS, EVENTS_PER_SESSION_MAX_DEFAULT,
-    FENCE_GUARD_MS, FENCE_GUARD_MS_BOUNDS, FENCE_GUARD_MS_DEFAULT, GRANT_DELAY_MS,
-    GRANT_DELAY_MS_BOUNDS, GRANT_DELAY_MS_DEFAULT, LOG_HOLDS_MS, LOG_HOLDS_MS_BOUNDS,
-    LOG_HOLDS_MS_DEFAULT, LOG_LEN_MAX, LOG_LEN_MAX_BOUNDS, LOG_LEN_MAX_DEFAULT, LOG_WAITS_MS,
-    LOG_WAITS_MS_BOUNDS, LOG_WAITS_MS_DEFAULT, METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT, PUBLISH,
-    PUBLISH_DEFAULT, SESSIONS_MAX, SESSIONS_MAX_BOUNDS, SESSIONS_MAX_DEFAULT, WAITERS_PER_LOCK_MAX,
-    WAITERS_PER_LOCK_MAX_BOUNDS, WAITERS_PER_LOCK_MAX_DEFAULT, WAKE_FAIR_QUEUE,
-    WAKE_FAIR_QUEUE_DEFAULT,
+    self, EVENTS_PER_SESSION_MAX, FENCE_GUARD_MS, GRANT_DELAY_MS, LOG_HOLDS_MS, LOG_LEN_MAX,
+    LOG_WAITS_MS, METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT, PUBLISH, PUBLISH_DEFAULT,
+    SESSIONS_MAX, WAITERS_PER_LOCK_MAX, WAKE_FAIR_QUEUE, WAKE_FAIR_QUEUE_DEFAULT,
 };
 use crate::driving::{changes, pump};
 use crate::ffi::{self, Ctx};
@@ -48,43 +43,44 @@ redis_module! {
     configurations: [
         i64: [
             [
-                "max-waiters-per-lock", &WAITERS_PER_LOCK_MAX, WAITERS_PER_LOCK_MAX_DEFAULT,
-                WAITERS_PER_LOCK_MAX_BOUNDS.0, WAITERS_PER_LOCK_MAX_BOUNDS.1,
+                "max-waiters-per-lock", &WAITERS_PER_LOCK_MAX,
+                WAITERS_PER_LOCK_MAX.default, WAITERS_PER_LOCK_MAX.min, WAITERS_PER_LOCK_MAX.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "max-sessions", &SESSIONS_MAX, SESSIONS_MAX_DEFAULT,
-                SESSIONS_MAX_BOUNDS.0, SESSIONS_MAX_BOUNDS.1,
+                "max-sessions", &SESSIONS_MAX,
+                SESSIONS_MAX.default, SESSIONS_MAX.min, SESSIONS_MAX.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "max-events-per-session", &EVENTS_PER_SESSION_MAX, EVENTS_PER_SESSION_MAX_DEFAULT,
-                EVENTS_PER_SESSION_MAX_BOUNDS.0, EVENTS_PER_SESSION_MAX_BOUNDS.1,
+                "max-events-per-session", &EVENTS_PER_SESSION_MAX,
+                EVENTS_PER_SESSION_MAX.default, EVENTS_PER_SESSION_MAX.min,
+                EVENTS_PER_SESSION_MAX.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "fence-guard-ms", &FENCE_GUARD_MS, FENCE_GUARD_MS_DEFAULT,
-                FENCE_GUARD_MS_BOUNDS.0, FENCE_GUARD_MS_BOUNDS.1,
+                "fence-guard-ms", &FENCE_GUARD_MS,
+                FENCE_GUARD_MS.default, FENCE_GUARD_MS.min, FENCE_GUARD_MS.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "grant-delay-ms", &GRANT_DELAY_MS, GRANT_DELAY_MS_DEFAULT,
-                GRANT_DELAY_MS_BOUNDS.0, GRANT_DELAY_MS_BOUNDS.1,
+                "grant-delay-ms", &GRANT_DELAY_MS,
+                GRANT_DELAY_MS.default, GRANT_DELAY_MS.min, GRANT_DELAY_MS.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "log-max-len", &LOG_LEN_MAX, LOG_LEN_MAX_DEFAULT,
-                LOG_LEN_MAX_BOUNDS.0, LOG_LEN_MAX_BOUNDS.1,
+                "log-max-len", &LOG_LEN_MAX,
+                LOG_LEN_MAX.default, LOG_LEN_MAX.min, LOG_LEN_MAX.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "log-holds-ms", &LOG_HOLDS_MS, LOG_HOLDS_MS_DEFAULT,
-                LOG_HOLDS_MS_BOUNDS.0, LOG_HOLDS_MS_BOUNDS.1,
+                "log-holds-ms", &LOG_HOLDS_MS,
+                LOG_HOLDS_MS.default, LOG_HOLDS_MS.min, LOG_HOLDS_MS.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "log-waits-ms", &LOG_WAITS_MS, LOG_WAITS_MS_DEFAULT,
-                LOG_WAITS_MS_BOUNDS.0, LOG_WAITS_MS_BOUNDS.1,
+                "log-waits-ms", &LOG_WAITS_MS,
+                LOG_WAITS_MS.default, LOG_WAITS_MS.min, LOG_WAITS_MS.max,
                 ConfigurationFlags::DEFAULT, None
             ],
         ],

@@ -65,8 +65,8 @@ impl Command for Events {
         let user = ctx.user_name();
         request.session.user = user_of(user.as_ref());
         let limits = SessionLimits {
-            sessions: config::sessions_max(),
-            events_per_session: config::events_per_session_max(),
+            sessions: config::SESSIONS_MAX.count(),
+            events_per_session: config::EVENTS_PER_SESSION_MAX.count(),
             out_of_memory: flags.out_of_memory(),
         };
         // Both before the session begins, or a change and a disconnect in between would be missed.

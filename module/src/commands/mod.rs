@@ -55,7 +55,7 @@ fn decide(
     command: rlock_core::Command<'_>,
     given: Named<'_>,
 ) -> Result<Outcome, CommandError> {
-    let mut turn = Turn::of(command, ctx.db(), config::waiters_per_lock_max());
+    let mut turn = Turn::of(command, ctx.db(), config::WAITERS_PER_LOCK_MAX.count());
     pump::run_command(ctx, &mut turn, given, |_| ());
     turn.outcome()
 }

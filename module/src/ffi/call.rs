@@ -200,7 +200,9 @@ impl<'a> Ctx<'a> {
     pub(crate) fn replicate_hset_both(self, key: Str<'_>, one: Field<'_>, other: Field<'_>) {
         let ((field, value), (next, its_value)) = (one, other);
         let (field, value, next, its_value) = (field.raw, value.raw, next.raw, its_value.raw);
-        replicate!(self, c"HSET", c"sssss", key.raw, field, value, next, its_value);
+        replicate!(
+            self, c"HSET", c"sssss", key.raw, field, value, next, its_value
+        );
     }
 
     pub(crate) fn replicate_hdel(self, key: Str<'_>, field: Str<'_>) {
@@ -219,7 +221,16 @@ impl<'a> Ctx<'a> {
     /// `SET key value PXAT at`.
     pub(crate) fn replicate_set(self, key: Str<'_>, value: Str<'_>, at: &[u8]) {
         let (value, word) = (value.raw, c"PXAT".as_ptr());
-        replicate!(self, c"SET", c"sscb", key.raw, value, word, at.as_ptr(), at.len());
+        replicate!(
+            self,
+            c"SET",
+            c"sscb",
+            key.raw,
+            value,
+            word,
+            at.as_ptr(),
+            at.len()
+        );
     }
 
     /// `SET key value`, without an expiry.
@@ -242,7 +253,13 @@ impl<'a> Ctx<'a> {
     fn replicate_message(self, command: &Needed, channel: Str<'_>, message: Str<'_>) {
         let command = command.name();
         if !command.is_null() {
-            replicate!(self, c"PUBLISH" as command, c"Ass", channel.raw, message.raw);
+            replicate!(
+                self,
+                c"PUBLISH" as command,
+                c"Ass",
+                channel.raw,
+                message.raw
+            );
         }
     }
 
