@@ -549,18 +549,18 @@ impl CallReply {
     pub(super) fn text(&self) -> &[u8] {
         let mut len = 0;
         let text = server!(RedisModule_CallReplyStringPtr(self.0, &raw mut len));
-        self.bytes(text, len)
+        Self::bytes(self, text, len)
     }
 
     /// The reply as it goes over the wire.
     pub(super) fn wire(&self) -> &[u8] {
         let mut len = 0;
         let text = server!(RedisModule_CallReplyProto(self.0, &raw mut len));
-        self.bytes(text, len)
+        Self::bytes(self, text, len)
     }
 
     /// Bytes that the server has told of this reply; it may have told none.
-    fn bytes(&self, start: *const c_char, len: usize) -> &[u8] {
+    fn bytes(_of: &Self, start: *const c_char, len: usize) -> &[u8] {
         if start.is_null() {
             return &[];
         }
