@@ -340,8 +340,8 @@ impl Decision<'_> {
         };
         holds.check_after(id, ends_at.filter(|end| *end != NEVER));
         if let Some(former) = former {
-            let taken = EventKind::Lost(LostReason::Taken);
-            self.locks.tell_of(former, taken, self.effects);
+            let kind = EventKind::Lost(LostReason::Taken);
+            self.locks.tell_of(former, kind, self.effects);
         }
     }
 

@@ -50,7 +50,7 @@ pub struct SessionView {
     pub unacknowledged: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Session {
     name: Rc<[u8]>,
     /// The ACL user that began the session. No other user may name it.
@@ -287,21 +287,8 @@ impl Sessions {
         let id = SessionId(self.arena.insert(Session {
             name: Rc::clone(&name),
             user: Rc::from(session.user),
-            client_id: None,
             since: now.mono_ms,
-            grace_ms: 0,
-            grace_end: None,
-            listener: None,
-            is_woken: false,
-            life: None,
-            epoch: None,
-            bound: None,
-            bind_epoch: None,
-            last: 0,
-            told: 0,
-            events: VecDeque::new(),
-            waiters: BTreeSet::new(),
-            holds: BTreeSet::new(),
+            ..Session::default()
         })?);
         self.names.insert(name, id);
         Some(id)
