@@ -376,9 +376,9 @@ impl Events {
     }
 }
 
-/// Asks until all has been told that had happened before the first sending: one reply has no more
-/// than so many events. If a later reply is lost, so are the events of those before, as with any
-/// reply that is lost: then everything is confirmed anew.
+/// Asks until all has been told that had happened before the first sending. One reply has at most
+/// 1,000 events. If a later reply is lost, the events of the earlier ones are lost too, as with any
+/// lost reply: then everything is confirmed anew.
 async fn hear_all(
     session: &Session,
     connection: &mut Connection,

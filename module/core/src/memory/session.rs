@@ -411,8 +411,8 @@ impl Sessions {
         None
     }
 
-    /// Returns the events that are not acknowledged, as many as one reply may have. Begins a life
-    /// if there is none.
+    /// Returns the events that are not acknowledged, as many as one reply may have. A session
+    /// without a life begins one.
     pub(crate) fn take_events(&mut self, id: SessionId, now: Now) -> Option<Told> {
         let session = self.arena.get_mut(id.0)?;
         session.is_woken = false;
