@@ -1317,8 +1317,9 @@ fn events_beyond_a_thousand_are_told_by_the_next_calls_at_once() {
     let mut life = server.session_connection("s");
     let mut conn = server.connect();
     for owner in ["a", "b", "c"] {
-        let names: String = (0..1000).map(|lock| format!(" {owner}{lock}")).collect();
-        let take = format!("RLOCK.MACQUIRE {owner} 30000 1000{names} SESSION s");
+        let names: Vec<_> = (0..1000).map(|lock| format!("{owner}{lock}")).collect();
+        let names = names.join(" ");
+        let take = format!("RLOCK.MACQUIRE {owner} 30000 1000 {names} SESSION s");
         conn.run(take).held();
     }
     conn.run("FLUSHALL");

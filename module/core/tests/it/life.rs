@@ -525,12 +525,12 @@ impl Life {
     /// otherwise to the one it belonged to. Another session that had it loses it.
     pub(crate) fn bind(
         &mut self,
-        of: HoldName,
+        of: &HoldName,
         session: Option<Name>,
         token: Option<i64>,
         ends_at: Option<i64>,
     ) {
-        match (session, self.holds.get_mut(&of)) {
+        match (session, self.holds.get_mut(of)) {
             (Some(session), known) => {
                 let hold = TwinHold {
                     session,
@@ -541,7 +541,7 @@ impl Life {
                 let former = self.holds.insert(of.clone(), hold);
                 self.end_without_holds();
                 if let Some(former) = former.filter(|former| former.session != session) {
-                    let event = event_of(&of, News::Lost("taken"), former.token);
+                    let event = event_of(of, News::Lost("taken"), former.token);
                     self.tell(former.session, event);
                 }
             }

@@ -1325,7 +1325,7 @@ impl Twin {
     ) {
         let ends_at = self.ends_at(place, owner, mode);
         let of = (place.clone(), owner.to_vec(), mode);
-        self.life.bind(of, session, token, ends_at);
+        self.life.bind(&of, session, token, ends_at);
     }
 
     // --- Leases ----------------------------------------------------------------------------------
