@@ -753,7 +753,9 @@ impl Context {
         let late: Vec<_> = self.table.with(|state| {
             let calls = state.calls();
             let here = calls.filter(|(_, call)| Arc::ptr_eq(&call.session, session));
-            here.filter(|(_, call)| ends(call)).map(|(id, _)| id).collect()
+            here.filter(|(_, call)| ends(call))
+                .map(|(id, _)| id)
+                .collect()
         });
         for id in late {
             // An earlier copy may have been carried out.

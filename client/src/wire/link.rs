@@ -301,7 +301,11 @@ impl Driver {
                 Err(error) => {
                     let is_refused = error.has_code("NOSESSION") || error.has_code("STALE");
                     heard = if is_refused { count } else { 0 };
-                    strangers = if is_refused { strangers.saturating_add(1) } else { 0 };
+                    strangers = if is_refused {
+                        strangers.saturating_add(1)
+                    } else {
+                        0
+                    };
                     if strangers >= STRANGERS_MAX {
                         strangers = 0;
                         self.session.is_doubted();

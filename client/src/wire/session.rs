@@ -38,8 +38,8 @@ pub(crate) struct News {
     pub(crate) is_new: bool,
     /// Those that have not been heard before, in order.
     pub(crate) events: Vec<Event>,
-    /// None of it happened before this: when the call before was sent, if it was answered in this
-    /// life.
+    /// None of it happened before this: when the last call was sent that was answered in this life
+    /// with all that there was to tell.
     pub(crate) since: Option<Instant>,
 }
 
@@ -182,7 +182,8 @@ impl Session {
     /// The command connection has reached a server that does not know the session, again and again:
     /// the one that is listened to may not be the one to use any more.
     pub(super) fn is_doubted(&self) {
-        self.state.send_modify(|state| state.doubts = state.doubts.saturating_add(1));
+        self.state
+            .send_modify(|state| state.doubts = state.doubts.saturating_add(1));
     }
 
     /// The server to which the last command connection was bound.
@@ -322,7 +323,7 @@ pub(super) struct Listening {
     /// What was heard last.
     life: i64,
     seq: u64,
-    /// When the last call that was answered in this life was sent.
+    /// When the last call was sent that was answered in this life, with all that there was to tell.
     told: Option<Instant>,
     /// How late the answers come. Where the way is long each of them would be overdue.
     late: Duration,
@@ -445,7 +446,12 @@ impl Listening {
 
     /// In this order: what is sent from now on counts on this life; then waits hear of their ends,
     /// and what follows from another life.
-    fn hear(&mut self, sent: Instant, Told { life, mut events }: Told) {
+    fn hear(&mut self, sent: Instant, told: Told) {
+        let Told {
+            life,
+            mut events,
+            is_all,
+        } = told;
         let is_new = life != self.life;
         if is_new {
             (self.life, self.seq, self.told) = (life, 0, None);
@@ -454,7 +460,10 @@ impl Listening {
         // Told again after a reply that was lost, or by the connection before as well.
         events.retain(|event| event.seq > self.seq);
         self.seq = events.last().map_or(self.seq, |last| last.seq);
-        let since = self.told.replace(sent);
+        let since = self.told;
+        if is_all {
+            self.told = Some(sent);
+        }
         if let Some(client) = self.listener.upgrade() {
             client.heard(
                 &self.session,
