@@ -5,16 +5,16 @@ use std::sync::{Arc, Weak};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use crate::error::{Error, LostReason};
 use crate::locks::keep::Kept;
 use crate::locks::table::Turn;
 use crate::locks::{Aim, Context, Hold, SlotId, Target, renew};
 use crate::topology::Node;
+use crate::trace;
 use crate::wire::reply::{read_by, read_released};
 use crate::wire::{Manner, Outcome, Request, request};
-use crate::{Backoff, trace};
 
 /// What a guard has of one lock, in whatever mode; dropping it gives it back.
 pub(crate) struct Held {
@@ -55,19 +55,8 @@ impl Held {
 
     /// Waits until it is where it should be. Without that it is to be given back.
     pub(super) async fn acknowledged(&self) -> Result<(), Error> {
-        let (since, mut pauses) = (Instant::now(), Backoff::new());
-        loop {
-            match renew::ask(&self.context, &self.hold, Aim::Lease).await {
-                // The session connection has broken behind the grant.
-                Err(error)
-                    if error.has_code("NOSESSION")
-                        && since.elapsed() < self.context.router.response_timeout =>
-                {
-                    sleep(pauses.next()).await;
-                }
-                renewed => return renewed.map_err(Error::unacknowledged),
-            }
-        }
+        let renewed = renew::ask(&self.context, &self.hold, Aim::Lease).await;
+        renewed.map_err(Error::unacknowledged)
     }
 
     /// Gives it back at once, and tells how that went.
