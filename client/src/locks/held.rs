@@ -136,11 +136,11 @@ impl Context {
             return tell(report, Ok(()));
         } else {
             let node = self.router.home(&hold.target.name);
-            return self.send_release(&node, &hold.target, Some(hold.token), slot, report);
+            return self.send_release(&node, &hold.target, Some(hold.token), Some(slot), report);
         }
         if sends {
             let node = self.router.home(&hold.target.name);
-            self.send_release(&node, &hold.target, Some(hold.token), slot, None);
+            self.send_release(&node, &hold.target, Some(hold.token), Some(slot), None);
         }
     }
 
@@ -156,17 +156,29 @@ impl Context {
         });
         if let Some(left) = left {
             let node = self.router.home(&left.target.name);
-            self.send_release(&node, &left.target, Some(left.token), slot, None);
+            self.send_release(&node, &left.target, Some(left.token), Some(slot), None);
         }
     }
 
-    /// Sends the RELEASE, and passes the turn on when it is answered.
+    /// Gives back a hold that is lost here, and waits until the server has nothing of it any more.
+    pub(super) async fn release_lost(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<(), Error> {
+        let (report, outcome) = oneshot::channel();
+        let node = self.router.home(&hold.target.name);
+        self.send_release(&node, &hold.target, Some(hold.token), None, Some(report));
+        let released = outcome.await.unwrap_or_else(|_| Err(Error::shut_down()));
+        if released.as_ref().err().is_none_or(Error::is_lost) {
+            hold.is_lost_there(LostReason::NotHeld);
+        }
+        released
+    }
+
+    /// Sends the RELEASE, and passes the turn on when it is answered, if it has one.
     pub(super) fn send_release(
         self: &Arc<Self>,
         node: &Node,
         target: &Target,
         token: Option<u64>,
-        slot: SlotId,
+        slot: Option<SlotId>,
         mut report: Report,
     ) {
         let context = Arc::downgrade(self);
@@ -182,7 +194,8 @@ impl Context {
             match outcome {
                 Outcome::Overdue(error) => tell(report.take(), Err(error)),
                 Outcome::Told(reply, _) => {
-                    if let Some(context) = Weak::upgrade(&context) {
+                    let context = Weak::upgrade(&context);
+                    if let Some((context, slot)) = context.zip(slot) {
                         context.table.with(|state| state.pass_turn(slot));
                     }
                     let released = read_by(reply, read_released).and_then(|was_held| {
