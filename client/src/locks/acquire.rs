@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::backoff::Backoff;
 use crate::error::Error;
-use crate::locks::table::Turn;
+use crate::locks::table::{Turn, Unsettled};
 use crate::locks::{
     Aim, Call, CallId, Context, CountsOn, Grant, Held, Hold, HoldOptions, Owner, Phase, SlotId,
     State, Target, renew,
@@ -206,17 +206,6 @@ impl Turns {
         }
     }
 
-    /// What the owner has here of which it must first be known how it stands.
-    fn unsettled(&self, state: &State) -> Option<Arc<Hold>> {
-        let now = Instant::now();
-        let holds = self.slots.iter().flat_map(|slot| state.had(*slot));
-        let is_unsettled = |hold: &&Arc<Hold>| {
-            let is_over = hold.is_over(now);
-            is_over && !hold.is_gone() || !is_over && hold.is_of_former_life()
-        };
-        holds.into_iter().find(is_unsettled).cloned()
-    }
-
     /// Waits until all is known of what the owner has here.
     ///
     /// What is lost here and may be there is given back: the answer to a MACQUIRE names one token,
@@ -225,11 +214,10 @@ impl Turns {
     /// its guards hear in time; one more would hear of it late.
     async fn settled(&self) -> Result<(), Error> {
         let context = &self.context;
-        while let Some(hold) = context.table.with(|state| self.unsettled(state)) {
-            let settled = if hold.is_over(Instant::now()) {
-                context.release_lost(&hold).await
-            } else {
-                renew::ask(context, &hold, Aim::Hold).await
+        while let Some(unsettled) = context.table.with(|state| state.unsettled(&self.slots)) {
+            let settled = match &unsettled {
+                Unsettled::Lost(hold) => context.release_lost(hold).await,
+                Unsettled::OfFormerLife(hold) => renew::ask(context, hold, Aim::Hold).await,
             };
             match settled {
                 Err(error) if !error.is_lost() => return Err(error),
@@ -246,7 +234,7 @@ impl Turns {
         let (reply, answer) = oneshot::channel();
         let now = Instant::now();
         let begun = context.table.with(|state| {
-            if self.unsettled(state).is_some() {
+            if state.unsettled(&self.slots).is_some() {
                 return None;
             }
             let slots = std::mem::take(&mut self.slots);

@@ -99,55 +99,42 @@ fn tell(report: Report, outcome: Result<(), Error>) {
 
 impl Context {
     /// A guard gives its part back; the last one gives the hold back.
-    fn release(self: &Arc<Self>, hold: &Arc<Hold>, slot: SlotId, report: Report) {
+    fn release(self: &Arc<Self>, hold: &Arc<Hold>, slot: SlotId, mut report: Report) {
         let lost = hold.lost(Instant::now());
         let sends = self.table.with(|state| {
-            if !hold.loses_guard() {
-                return false;
-            }
-            let Some(place) = state.at(slot) else {
-                return false;
-            };
-            // What has taken the place of a lost hold may have its token: it covers it.
-            if !place
-                .hold
-                .as_ref()
-                .is_some_and(|one| Arc::ptr_eq(one, hold))
-            {
-                return false;
-            }
-            place.hold = None;
-            let is_free = place.turn.is_none();
-            let is_there = !hold.is_gone();
-            place.left = (is_there && !is_free).then(|| Arc::clone(hold));
-            let sends = is_free && is_there;
-            if sends {
-                state.take_turn(slot, Turn::Leaving);
-            } else {
+            let is_last = hold.loses_guard();
+            let place = state.at(slot).filter(|_| is_last)?;
+            // What has taken the place of a lost hold is another one.
+            place.hold.take_if(|one| Arc::ptr_eq(one, hold))?;
+            if hold.is_gone() {
                 state.tidy(slot);
+                return None;
             }
-            sends
+            if place.turn.is_none() {
+                state.take_turn(slot, Turn::Leaving);
+                return Some(Some(slot));
+            }
+            // Whoever has the turn, and has not begun, asks only when this is answered.
+            place.left = Some(Arc::clone(hold));
+            Some(None)
         });
         // Whoever watches it has nothing more to do.
         hold.changed.notify_waiters();
         if let Some(reason) = lost {
-            tell(report, Err(Error::lost(reason)));
-        } else if !sends {
+            tell(report.take(), Err(Error::lost(reason)));
+        }
+        let Some(slot) = sends else {
             return tell(report, Ok(()));
-        } else {
-            let node = self.router.home(&hold.target.name);
-            return self.send_release(&node, &hold.target, Some(hold.token), Some(slot), report);
-        }
-        if sends {
-            let node = self.router.home(&hold.target.name);
-            self.send_release(&node, &hold.target, Some(hold.token), Some(slot), None);
-        }
+        };
+        let node = self.router.home(&hold.target.name);
+        self.send_release(&node, &hold.target, Some(hold.token), slot, report);
     }
 
     /// The turn at a slot is over. What may be left there is given back before the next.
     pub(super) fn pass_turn(self: &Arc<Self>, slot: SlotId) {
         let left = self.table.with(|state| {
             let left = state.at(slot).and_then(|slot| slot.left.take());
+            let left = left.filter(|left| !left.is_gone());
             match &left {
                 Some(_) => state.take_turn(slot, Turn::Leaving),
                 None => state.pass_turn(slot),

@@ -44,11 +44,18 @@ pub(crate) fn ask(
     async move {
         let (since, mut pauses) = (Instant::now(), Backoff::new());
         loop {
-            let turn = Arc::clone(&hold.renewing).lock_owned().await;
+            let Some(router) = context.upgrade().map(|one| Arc::clone(&one.router)) else {
+                return Err(Error::shut_down());
+            };
+            let timeout = router.response_timeout;
+            let turn = tokio::time::timeout(timeout, Arc::clone(&hold.renewing).lock_owned());
+            let Ok(turn) = turn.await else {
+                let busy = "an earlier renewal is not answered";
+                return Err(router.trouble().unwrap_or_else(|| Error::unavailable(busy)));
+            };
             let Some(context) = context.upgrade() else {
                 return Err(Error::shut_down());
             };
-            let timeout = context.router.response_timeout;
             let (report, outcome) = oneshot::channel();
             start(&context, &hold, aim, turn, Some(report));
             drop(context);

@@ -58,12 +58,19 @@ pub(super) struct Slot {
     key: Key,
     /// As long as it has guards.
     pub(super) hold: Option<Arc<Hold>>,
-    /// One whose last guard has gone while it was a call's turn: the server may have it still. It
-    /// goes with what the call comes to.
+    /// One whose last guard has gone while it was somebody's turn: the server may have it still.
     pub(super) left: Option<Arc<Hold>>,
     pub(super) turn: Option<Turn>,
     /// Those who wait for their turn. Most owners take one lock once, and none is here.
     line: VecDeque<Waiter>,
+}
+
+/// See [`State::unsettled`].
+pub(super) enum Unsettled {
+    /// It is lost here, or given back, and the server may have it still.
+    Lost(Arc<Hold>),
+    /// It was last confirmed in an earlier life of the session.
+    OfFormerLife(Arc<Hold>),
 }
 
 /// Whose command is under way.
@@ -162,20 +169,27 @@ impl State {
         self.slots.get(slot)?.hold.as_ref()
     }
 
-    /// What the owner may have there: a hold, or what its last guard has left.
-    pub(super) fn had(&self, slot: SlotId) -> impl Iterator<Item = &Arc<Hold>> {
-        let slot = self.slots.get(slot);
-        slot.into_iter()
-            .flat_map(|slot| slot.hold.iter().chain(&slot.left))
+    /// What the owner has at these of which it must first be known how it stands.
+    pub(super) fn unsettled(&self, slots: &[SlotId]) -> Option<Unsettled> {
+        let now = Instant::now();
+        slots
+            .iter()
+            .filter_map(|slot| self.slots.get(*slot))
+            .find_map(|slot| {
+                let is_there = |hold: &&Arc<Hold>| !hold.is_gone();
+                let over = slot.hold.iter().filter(|hold| hold.is_over(now));
+                let lost = over.chain(&slot.left).find(is_there);
+                let present = slot.hold.iter().find(|hold| hold.is_of_former_life());
+                let former = present.filter(|hold| !hold.is_over(now));
+                let lost = lost.map(|hold| Unsettled::Lost(Arc::clone(hold)));
+                lost.or_else(|| Some(Unsettled::OfFormerLife(Arc::clone(former?))))
+            })
     }
 
-    /// The hold that is there for one more guard; also one whose last guard has gone, and which is
-    /// not given back yet.
-    pub(super) fn live(&mut self, slot: SlotId, now: Instant) -> Option<Arc<Hold>> {
-        let slot = self.slots.get_mut(slot)?;
-        let left = slot.left.take();
-        slot.hold = left.or(slot.hold.take());
-        slot.hold.clone().filter(|hold| !hold.is_over(now))
+    /// The hold that is there for one more guard.
+    pub(super) fn live(&self, slot: SlotId, now: Instant) -> Option<Arc<Hold>> {
+        let hold = self.slots.get(slot)?.hold.as_ref()?;
+        (!hold.is_over(now)).then(|| Arc::clone(hold))
     }
 
     pub(super) fn turn(&self, slot: SlotId) -> Option<Turn> {
