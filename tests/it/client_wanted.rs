@@ -11,7 +11,7 @@ use rlock_tests::{Server, Shards, until};
 use tokio::time::timeout;
 
 use super::client::{MS, calls, calm, client, soon, two_clients, url, wait_in_queue};
-use super::client_doubt::two_ways;
+use super::ways::two_ways;
 use super::client_quorum::within_grace;
 
 /// Whether it was told by now, without waiting for the server.
