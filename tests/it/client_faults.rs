@@ -482,7 +482,7 @@ async fn waits_dropped_during_a_long_cut_are_withdrawn_and_all_that_they_got_is_
     let address = server.address();
     let nowhere = Proxy::to(address);
     nowhere.cut_to_server();
-    let builder = calm().response_timeout(500 * MS);
+    let builder = calm().response_timeout(1_000 * MS);
     let (client, [near, far, _session]) = three_ways(&server, builder).await;
     let mut alice = server.connect();
     for name in ["a", "b", "q"] {

@@ -35,7 +35,7 @@ fn part(server: &Server, near: &Proxy, session: &Proxy, commands: SocketAddr) {
     let (before, bound) = (session_connection(server).unwrap(), calls(server, "bind"));
     near.lead_to(session.address());
     // The answer to the first call takes longer than it takes to see that call here.
-    session.delay(150 * MS);
+    session.delay(75 * MS);
     kill_session_connection(server);
     until("the session has another connection", || {
         session_connection(server).is_some_and(|id| id != before)

@@ -199,7 +199,7 @@ impl Wires {
             let telling = async {
                 while let Some((at, bytes)) = due.recv().await {
                     sleep_until(at).await;
-                    let is_last = String::from_utf8_lossy(&bytes).contains("run_id");
+                    let is_last = String::from_utf8_lossy(&bytes).contains("proto");
                     if is_last && slow.silent_in_handshake {
                         std::future::pending::<()>().await;
                     }
