@@ -296,6 +296,12 @@ impl Error {
         self
     }
 
+    /// Whether the command has reached a server that does not serve its lock, or not yet.
+    pub(crate) fn is_misdirection(&self) -> bool {
+        let codes = ["READONLY", "MOVED", "ASK"];
+        codes.iter().any(|code| self.has_code(code)) || self.is_try_again()
+    }
+
     /// Whether the server said that the command may be carried out in a moment, here or elsewhere:
     /// the lock is on its way to another node, or the cluster has lost one.
     pub(crate) fn is_try_again(&self) -> bool {
@@ -347,6 +353,8 @@ pub enum LostReason {
     Broken,
     /// The lock's key was deleted, evicted or flushed.
     Deleted,
+    /// Another client has named this owner, and its own session: the hold belongs to it now.
+    Taken,
     /// The server says that this owner does not hold the lock with this token, and not why.
     NotHeld,
     /// The session was not confirmed for the [grace](crate::ClientBuilder::grace): the server may
@@ -363,6 +371,7 @@ impl LostReason {
             b"expired" => Self::Expired,
             b"broken" => Self::Broken,
             b"deleted" => Self::Deleted,
+            b"taken" => Self::Taken,
             _ => Self::NotHeld,
         }
     }
@@ -375,6 +384,7 @@ impl fmt::Display for LostReason {
             Self::NotAcknowledged => "no renewal was acknowledged within its lease",
             Self::Broken => "an operator broke it",
             Self::Deleted => "its key was deleted",
+            Self::Taken => "another client's session took it over",
             Self::NotHeld => "the server says that it is no longer held",
             Self::SessionUnconfirmed => "the session was not confirmed within the grace",
             Self::MaxHold => "it was held for as long as is allowed",

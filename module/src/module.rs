@@ -3,14 +3,9 @@
 
 use crate::commands;
 use crate::config::{
-    self, EVENTS_PER_SESSION_MAX, EVENTS_PER_SESSION_MAX_BOUNDS, EVENTS_PER_SESSION_MAX_DEFAULT,
-    FENCE_GUARD_MS, FENCE_GUARD_MS_BOUNDS, FENCE_GUARD_MS_DEFAULT, GRANT_DELAY_MS,
-    GRANT_DELAY_MS_BOUNDS, GRANT_DELAY_MS_DEFAULT, LOG_HOLDS_MS, LOG_HOLDS_MS_BOUNDS,
-    LOG_HOLDS_MS_DEFAULT, LOG_LEN_MAX, LOG_LEN_MAX_BOUNDS, LOG_LEN_MAX_DEFAULT, LOG_WAITS_MS,
-    LOG_WAITS_MS_BOUNDS, LOG_WAITS_MS_DEFAULT, METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT, PUBLISH,
-    PUBLISH_DEFAULT, SESSIONS_MAX, SESSIONS_MAX_BOUNDS, SESSIONS_MAX_DEFAULT, WAITERS_PER_LOCK_MAX,
-    WAITERS_PER_LOCK_MAX_BOUNDS, WAITERS_PER_LOCK_MAX_DEFAULT, WAKE_FAIR_QUEUE,
-    WAKE_FAIR_QUEUE_DEFAULT,
+    self, EVENTS_PER_SESSION_MAX, FENCE_GUARD_MS, GRANT_DELAY_MS, LOG_HOLDS_MS, LOG_LEN_MAX,
+    LOG_WAITS_MS, METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT, PUBLISH, PUBLISH_DEFAULT,
+    SESSIONS_MAX, WAITERS_PER_LOCK_MAX, WAKE_FAIR_QUEUE, WAKE_FAIR_QUEUE_DEFAULT,
 };
 use crate::driving::{changes, pump};
 use crate::ffi::{self, Ctx};
@@ -48,43 +43,44 @@ redis_module! {
     configurations: [
         i64: [
             [
-                "max-waiters-per-lock", &WAITERS_PER_LOCK_MAX, WAITERS_PER_LOCK_MAX_DEFAULT,
-                WAITERS_PER_LOCK_MAX_BOUNDS.0, WAITERS_PER_LOCK_MAX_BOUNDS.1,
+                "max-waiters-per-lock", &WAITERS_PER_LOCK_MAX,
+                WAITERS_PER_LOCK_MAX.default, WAITERS_PER_LOCK_MAX.min, WAITERS_PER_LOCK_MAX.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "max-sessions", &SESSIONS_MAX, SESSIONS_MAX_DEFAULT,
-                SESSIONS_MAX_BOUNDS.0, SESSIONS_MAX_BOUNDS.1,
+                "max-sessions", &SESSIONS_MAX,
+                SESSIONS_MAX.default, SESSIONS_MAX.min, SESSIONS_MAX.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "max-events-per-session", &EVENTS_PER_SESSION_MAX, EVENTS_PER_SESSION_MAX_DEFAULT,
-                EVENTS_PER_SESSION_MAX_BOUNDS.0, EVENTS_PER_SESSION_MAX_BOUNDS.1,
+                "max-events-per-session", &EVENTS_PER_SESSION_MAX,
+                EVENTS_PER_SESSION_MAX.default, EVENTS_PER_SESSION_MAX.min,
+                EVENTS_PER_SESSION_MAX.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "fence-guard-ms", &FENCE_GUARD_MS, FENCE_GUARD_MS_DEFAULT,
-                FENCE_GUARD_MS_BOUNDS.0, FENCE_GUARD_MS_BOUNDS.1,
+                "fence-guard-ms", &FENCE_GUARD_MS,
+                FENCE_GUARD_MS.default, FENCE_GUARD_MS.min, FENCE_GUARD_MS.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "grant-delay-ms", &GRANT_DELAY_MS, GRANT_DELAY_MS_DEFAULT,
-                GRANT_DELAY_MS_BOUNDS.0, GRANT_DELAY_MS_BOUNDS.1,
+                "grant-delay-ms", &GRANT_DELAY_MS,
+                GRANT_DELAY_MS.default, GRANT_DELAY_MS.min, GRANT_DELAY_MS.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "log-max-len", &LOG_LEN_MAX, LOG_LEN_MAX_DEFAULT,
-                LOG_LEN_MAX_BOUNDS.0, LOG_LEN_MAX_BOUNDS.1,
+                "log-max-len", &LOG_LEN_MAX,
+                LOG_LEN_MAX.default, LOG_LEN_MAX.min, LOG_LEN_MAX.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "log-holds-ms", &LOG_HOLDS_MS, LOG_HOLDS_MS_DEFAULT,
-                LOG_HOLDS_MS_BOUNDS.0, LOG_HOLDS_MS_BOUNDS.1,
+                "log-holds-ms", &LOG_HOLDS_MS,
+                LOG_HOLDS_MS.default, LOG_HOLDS_MS.min, LOG_HOLDS_MS.max,
                 ConfigurationFlags::DEFAULT, None
             ],
             [
-                "log-waits-ms", &LOG_WAITS_MS, LOG_WAITS_MS_DEFAULT,
-                LOG_WAITS_MS_BOUNDS.0, LOG_WAITS_MS_BOUNDS.1,
+                "log-waits-ms", &LOG_WAITS_MS,
+                LOG_WAITS_MS.default, LOG_WAITS_MS.min, LOG_WAITS_MS.max,
                 ConfigurationFlags::DEFAULT, None
             ],
         ],
@@ -107,76 +103,83 @@ redis_module! {
     ]
 }
 
+fn init(context: &Context, args: &[RedisString]) -> Status {
+    done_or_logged(context, start(context, args))
+}
+
+/// The end of a load or an unload. If it failed, the reason goes into the server's log.
+fn done_or_logged(context: &Context, result: Result<(), String>) -> Status {
+    match result {
+        Ok(()) => Status::Ok,
+        Err(reason) => {
+            context.log_warning(&reason);
+            Status::Err
+        }
+    }
+}
+
 /// Declares the commands. They are not in the table above, because handlers declared there get
 /// every argument decoded and copied first.
-fn init(context: &Context, args: &[RedisString]) -> Status {
+fn start(context: &Context, args: &[RedisString]) -> Result<(), String> {
     // If arguments were ignored, a misspelt option would silently have no effect.
     if let Some(argument) = args.first() {
-        context.log_warning(&format!(
+        return Err(format!(
             "rlock takes no arguments, and '{}' is one: options are lines `rlock.NAME value` of \
              the configuration, or follow CONFIG in MODULE LOADEX",
             argument.as_slice().escape_ascii()
         ));
-        return Status::Err;
     }
-    if let Err(name) = ffi::check_api() {
-        context.log_warning(&format!(
-            "rlock needs Redis 7.0 or Valkey 7.2, this server has no {name}"
-        ));
-        return Status::Err;
-    }
+    ffi::check_api().map_err(|name| {
+        format!("rlock needs Redis 7.0 or Valkey 7.2, this server has no {name}")
+    })?;
     log_panics();
     let ctx = Ctx::of(context);
-    if let Err(missing) = ffi::choose_commands(ctx) {
-        context.log_warning(&format!(
+    ffi::choose_commands(ctx).map_err(|missing| {
+        format!(
             "rlock needs these commands, and the server has none of these names: {missing}. Take \
              their rename-command lines out of its configuration"
-        ));
-        return Status::Err;
-    }
+        )
+    })?;
     ffi::set_options(ctx);
     ffi::add_category(ctx);
-    if let Err(name) = commands::register_all(ctx) {
-        context.log_warning(&format!(
-            "the server refused the command {}",
-            name.to_string_lossy()
-        ));
-        return Status::Err;
-    }
+    commands::register_all(ctx)
+        .map_err(|name| format!("the server refused the command {}", name.to_string_lossy()))?;
     ffi::register_info::<info::Section>(ctx);
     changes::follow_server(ctx);
     changes::start_tokens();
     changes::start_grant_delay();
     changes::take_options();
-    Status::Ok
+    Ok(())
 }
 
 /// Refuses the unload while clients wait or sessions hold locks, and at all times on servers that
 /// it could crash.
 fn deinit(context: &Context) -> Status {
+    done_or_logged(context, stop(context))
+}
+
+fn stop(context: &Context) -> Result<(), String> {
     if ffi::looks_commands_up_ahead() && changes::at_work() {
-        context.log_warning(
+        return Err(
             "rlock cannot be unloaded: this server parses pipelined commands before it runs them, \
              and would crash if one of rlock's were among them. To remove the module, take its \
-             loadmodule line and the rlock.* options out of the configuration file and restart",
+             loadmodule line and the rlock.* options out of the configuration file and restart"
+                .to_owned(),
         );
-        return Status::Err;
     }
     let waiters = state::with(|state| state.locks.gauges().waiters);
     if waiters > 0 {
-        context.log_warning(&format!(
+        return Err(format!(
             "rlock cannot be unloaded, {waiters} wait for a lock"
         ));
-        return Status::Err;
     }
     if changes::at_work() && pump::is_due() {
-        context.log_warning("rlock cannot be unloaded, sessions hold locks");
-        return Status::Err;
+        return Err("rlock cannot be unloaded, sessions hold locks".to_owned());
     }
     pump::stop(Ctx::of(context));
     state::clear();
     config::clear();
-    Status::Ok
+    Ok(())
 }
 
 /// Logs a panic. It is caught before it can stop the server, so the log must say that it happened.

@@ -126,16 +126,15 @@ fn the_former_connection_may_be_the_session_connection_or_a_subscriber() {
     life.run("RLOCK.BIND s EPOCH 1").array();
     life.take_for("k", "bob", "s");
     let mut next = server.connect();
-    next.run("RLOCK.BIND s EPOCH 2").array();
-    life.read_to_end();
     // Its session is in its grace, and nobody listens.
+    let refused = next.run("RLOCK.BIND s EPOCH 2").error();
+    assert!(refused.starts_with("NOSESSION"), "{refused}");
+    life.read_to_end();
     assert_eq!(server.holder("k").as_deref(), Some("bob"));
-    assert!(
-        next.run("RLOCK.BIND s EPOCH 3")
-            .error()
-            .starts_with("NOSESSION")
-    );
     let _life = server.session_connection("s");
+    // It was bound all the same.
+    let stale = next.run("RLOCK.BIND s EPOCH 2").error();
+    assert!(stale.starts_with("STALE"), "{stale}");
     next.run("RLOCK.BIND s EPOCH 3").array();
     next.run("SUBSCRIBE news").array();
     let _new = bound(&server, 4);

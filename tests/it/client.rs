@@ -481,6 +481,22 @@ async fn a_guard_is_told_at_once_why_it_lost_its_lock() {
     }
 }
 
+/// If the client took its hold back, and the other did the same, they would never end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_whose_hold_went_to_another_session_is_lost_and_does_not_take_it_back() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let guard = client.lock("k").lock().await.unwrap();
+    let mut other = server.session_connection("other");
+    let (owner, token) = (guard.owner(), guard.token());
+    let renew = format!("RLOCK.RENEW k {owner} 30000 TOKEN {token} SESSION other");
+    assert_eq!(server.run(renew), 1);
+    assert_eq!(soon(guard.lost()).await, LostReason::Taken);
+    drop(client.lock("l").lock().await.unwrap());
+    assert_eq!(server.run("RLOCK.INFO k").get("session"), "other");
+    assert_eq!(other.run("RLOCK.EVENTS other").told().1, []);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_unlock_reports_the_loss_and_touches_nobody() {
     let server = Server::start();

@@ -313,6 +313,8 @@ fn events_are_of_the_kinds_that_are_documented() {
         conn.take_for(name, owner, "s");
     }
     conn.take_for("released", "a", "s");
+    conn.take_for("taken", "a", "s");
+    let _other = server.session_connection("t");
     for name in ["granted", "timeout", "error", "left"] {
         conn.take(name, "bob");
         conn.queue(name, "a", "s");
@@ -325,6 +327,7 @@ fn events_are_of_the_kinds_that_are_documented() {
     conn.run("DEL deleted");
     conn.let_go("granted", "bob");
     conn.let_go("released", "a");
+    conn.run("RLOCK.RENEW taken a 30000 SESSION t");
     conn.run("RLOCK.CANCEL timeout a");
     conn.run("SET error text");
     let mut seen = BTreeMap::<String, BTreeSet<String>>::new();
@@ -337,7 +340,7 @@ fn events_are_of_the_kinds_that_are_documented() {
             }
         }
         let is_all_but_left = seen.len() == 5 && !seen.contains_key("left");
-        if is_all_but_left && seen.get("lost").is_some_and(|reasons| reasons.len() == 4) {
+        if is_all_but_left && seen.get("lost").is_some_and(|reasons| reasons.len() == 5) {
             std::mem::replace(&mut life, server.connect()).close();
         }
         seen.len() == 6

@@ -67,7 +67,7 @@ fn two_waiters_for_each_lock_of_a_dead_session_are_granted_in_turn() {
     until("all that the session held is over", || {
         server.info_number("rlock_session_releases") == i64::try_from(count).unwrap()
     });
-    let events = live.run("RLOCK.EVENTS live").events();
+    let events = live.all_events("live");
     assert_eq!(events.len(), count, "one grant a lock");
     for (event, _) in &events {
         assert!(event.contains(" b"), "{event}");

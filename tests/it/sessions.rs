@@ -236,6 +236,18 @@ fn a_release_is_told_unless_the_bound_connection_made_it() {
             );
         }
     }
+    // A transaction is the connection's own. The server tells no module who runs a script.
+    let script = "EVAL return(redis.call('RLOCK.RELEASE',KEYS[1],'bob')) 1 k";
+    for (release, is_told) in [
+        (&["MULTI", "RLOCK.RELEASE k bob", "EXEC"][..], false),
+        (&[script], true),
+    ] {
+        bound.run("RLOCK.ACQUIRE k bob 30000 SESSION s").held();
+        let replies = bound.pipeline(release);
+        assert_eq!(server.run("EXISTS k"), 0, "{replies:?}");
+        let (_, events) = life.run("RLOCK.EVENTS s").told();
+        assert_eq!(!events.is_empty(), is_told, "{release:?}: {events:?}");
+    }
     // One of two holds given back is no loss.
     for count in [1, 2] {
         let held = bound.run("RLOCK.ACQUIRE k bob 30000 SESSION s").held();
@@ -662,15 +674,22 @@ fn a_take_over_in_the_turn_of_an_event_gets_it() {
 fn renew_takes_a_hold_along_to_another_session() {
     let server = Server::start();
     let mut conn = server.connect();
-    let first = server.session_connection("s");
-    let second = server.session_connection("t");
+    let mut first = server.session_connection("s");
+    let mut second = server.session_connection("t");
     let token = conn.take("k", "bob"); // nobody's yet
-    conn.take_for("l", "bob", "s");
+    let of_l = conn.take_for("l", "bob", "s");
     assert_eq!(conn.run("RLOCK.RENEW k bob 30000 SESSION s"), 1);
     let renew = format!("RLOCK.RENEW k bob 30000 TOKEN {} SESSION t", token - 1);
     assert_eq!(conn.run(renew), 0, "not that hold: it stays where it is");
     assert_eq!(conn.run("RLOCK.RENEW l bob 30000 SESSION t"), 1);
     assert_eq!(conn.run("RLOCK.RENEW l bob 30000"), 1, "it stays with t");
+    let (_, told) = first.run("RLOCK.EVENTS s").told();
+    let [taken] = &told[..] else {
+        panic!("{told:?}")
+    };
+    assert_eq!((&*taken.what, taken.token), ("lost l bob", of_l));
+    assert_eq!((&taken.value, &*taken.mode), (&"taken".into(), "plain"));
+    assert_eq!(second.run("RLOCK.EVENTS t").told().1, []);
     first.close();
     until("k went with s", || server.holder("k").is_none());
     conn.settle();
@@ -710,10 +729,14 @@ fn the_reply_of_renew_in_the_turn_in_which_the_session_ends_is_true() {
 fn a_reentry_for_another_session_moves_the_hold() {
     let server = Server::start();
     let mut conn = server.connect();
-    let first = server.session_connection("s");
+    let mut first = server.session_connection("s");
     let mut second = server.session_connection("t");
     conn.take_for("k", "bob", "s");
+    first.send("RLOCK.EVENTS s BLOCK 0");
+    first.expect_nothing_yet();
     conn.run("RLOCK.ACQUIRE k bob 30000 SESSION t").held();
+    let told = first.read().event();
+    assert_eq!(told, ("lost k bob".to_owned(), "taken".into()));
     first.close();
     conn.settle();
     assert_eq!(server.run("HGET k bob"), "2");
@@ -1286,4 +1309,27 @@ fn a_session_that_listens_bears_any_number_of_events_at_once() {
     assert_eq!(life.read().events().len(), EVENTS);
     assert_eq!(server.info_number("rlock_sessions"), 1);
     assert_eq!(server.info_number("rlock_sessions_overflowed"), 0);
+}
+
+#[test]
+fn events_beyond_a_thousand_are_told_by_the_next_calls_at_once() {
+    let server = Server::start();
+    let mut life = server.session_connection("s");
+    let mut conn = server.connect();
+    for owner in ["a", "b", "c"] {
+        let names: Vec<_> = (0..1000).map(|lock| format!("{owner}{lock}")).collect();
+        let names = names.join(" ");
+        let take = format!("RLOCK.MACQUIRE {owner} 30000 1000 {names} SESSION s");
+        conn.run(take).held();
+    }
+    conn.run("FLUSHALL");
+    until("all are told", || {
+        server.info_number("rlock_unacknowledged_events") == 3000
+    });
+    for since in [0, 1000, 2000] {
+        let (_, told) = life.run("RLOCK.EVENTS s BLOCK 0").told();
+        let seqs = told.iter().map(|event| event.seq);
+        assert!(seqs.eq(since + 1..=since + 1000), "{since}: {told:?}");
+    }
+    no_events(&mut life);
 }

@@ -204,7 +204,7 @@ fn what_is_wanted_reaches_no_replica_and_ends_with_the_hold() {
     let mut other = server.session_connection("t");
     conn.run("RLOCK.RENEW k alice 30000 SESSION t");
     conn.run("RLOCK.ACQUIRE k bob 30000").refused();
-    assert_eq!(told(&mut life), [] as [&str; 0]);
+    assert_eq!(told(&mut life), ["lost k alice"]);
     assert_eq!(
         other.run("RLOCK.EVENTS t").event(),
         ("wanted k alice".to_owned(), 0.into())

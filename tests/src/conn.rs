@@ -255,6 +255,18 @@ impl Conn {
         self.run(wait).queued()
     }
 
+    /// The [events](Reply::events) of the session that this connection was not told yet. One reply
+    /// may have only a part of them.
+    #[track_caller]
+    pub fn all_events(&mut self, session: &str) -> Vec<(String, Reply)> {
+        let told = || self.run(format!("RLOCK.EVENTS {session}")).events();
+        let replies = std::iter::repeat_with(told);
+        replies
+            .take_while(|events| !events.is_empty())
+            .flatten()
+            .collect()
+    }
+
     /// Takes the free lock `name` for `owner` and the session, with a lease of 30 s, and returns
     /// the token.
     #[track_caller]

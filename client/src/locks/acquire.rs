@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
+use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locks::table::Turn;
 use crate::locks::{
-    Call, CallId, Context, CountsOn, Grant, Held, Hold, HoldOptions, Owner, Phase, SlotId, State,
-    Target,
+    Aim, Call, CallId, Context, CountsOn, Grant, Held, Hold, HoldOptions, Owner, Phase, SlotId,
+    State, Target, renew,
 };
 use crate::time::{MILLIS_MAX, within};
 use crate::topology::Route;
@@ -56,9 +57,18 @@ pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<
         &request.owner,
         request.mode,
     );
-    let turn = take_turns(context, &request).await?;
+    let turn = take_turns(context, &request).await;
+    if turn.is_err() {
+        consume_budget().await;
+    }
+    let turn = turn?;
+    turn.settled().await?;
     let helds = match turn.begin() {
-        Begun::Held(helds) => Ok(helds),
+        Begun::Held(helds) => {
+            // Who does nothing but this would let no other task of its thread run.
+            consume_budget().await;
+            Ok(helds)
+        }
         Begun::Asked(mut pending) => {
             let helds = pending.answer().await;
             if request.wait_mode.waits() {
@@ -191,6 +201,28 @@ impl Turns {
         }
     }
 
+    /// Waits until what the owner holds has been renewed in the present life of the session. It may
+    /// be lost, and others may have been granted it since, of which its guards hear in time; one
+    /// more would hear of it late.
+    async fn settled(&self) -> Result<(), Error> {
+        let now = Instant::now();
+        let unsettled = |context: &Context| {
+            context.table.with(|state| {
+                let holds = self.slots.iter().filter_map(|slot| state.hold(*slot));
+                let is_unsettled =
+                    |hold: &&Arc<Hold>| !hold.is_over(now) && hold.is_of_former_life();
+                holds.into_iter().find(is_unsettled).cloned()
+            })
+        };
+        while let Some(hold) = unsettled(&self.context) {
+            match renew::ask(&self.context, &hold, Aim::Hold).await {
+                Err(error) if !error.is_lost() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// It is its turn everywhere: takes part in what the owner holds, and asks for the rest.
     fn begin(mut self) -> Begun {
         let (context, request) = (Arc::clone(&self.context), Arc::clone(&self.request));
@@ -254,16 +286,16 @@ impl Turns {
 
 impl Drop for Turns {
     fn drop(&mut self) {
-        let line = self.line;
-        self.context.table.with(|state| {
-            let last = self.slots.len().saturating_sub(1);
-            for (place, slot) in self.slots.drain(..).enumerate() {
-                match line {
-                    Some(number) if place == last => state.leave_line(slot, number),
-                    _ => state.pass_turn(slot),
-                }
-            }
-        });
+        let mut slots = std::mem::take(&mut self.slots);
+        if let Some(number) = self.line
+            && let Some(last) = slots.pop()
+        {
+            let is_turn = |state: &mut State| state.leave_line(last, number);
+            slots.extend(self.context.table.with(is_turn).then_some(last));
+        }
+        slots
+            .into_iter()
+            .for_each(|slot| self.context.pass_turn(slot));
     }
 }
 
@@ -450,17 +482,28 @@ impl Context {
                     // It was sent in an earlier life, whose waits have left.
                     return Next::Ask(None);
                 }
-                for event in early {
-                    let next = self
-                        .table
-                        .with(|state| self.wait_hears(state, id, &event, None));
-                    if !matches!(next, Next::Nothing) {
-                        return next;
-                    }
-                }
-                Next::Nothing
+                self.hears_early(id, early)
             }
         }
+    }
+
+    /// A wait hears the events that came before the answer to its ACQUIRE. What comes behind its end
+    /// is about what it was granted.
+    fn hears_early(self: &Arc<Self>, id: CallId, early: Vec<Event>) -> Next {
+        let mut early = early.into_iter();
+        while let Some(event) = early.next() {
+            let next = self.table.with(|state| {
+                let next = self.wait_hears(state, id, &event, None);
+                if let (Next::Held(_), Some(call)) = (&next, state.call(id)) {
+                    call.early = early.by_ref().collect();
+                }
+                next
+            });
+            if !matches!(next, Next::Nothing) {
+                return next;
+            }
+        }
+        Next::Nothing
     }
 
     /// A grant can be counted on. If word of it came late, as to a process that was stopped, or
@@ -577,14 +620,11 @@ impl Context {
                 }
             }),
             Next::Fail(error) => {
-                let call = self.table.with(|state| {
-                    let call = state.end(id)?;
-                    call.slots.iter().for_each(|slot| state.pass_turn(*slot));
-                    Some(call)
-                });
-                if let Some(call) = call {
-                    call.fail(error);
-                }
+                let Some(call) = self.table.with(|state| state.end(id)) else {
+                    return;
+                };
+                call.slots.iter().for_each(|slot| self.pass_turn(*slot));
+                call.fail(error);
             }
             Next::Undo(error) => {
                 let call = self.table.with(|state| state.end(id));
@@ -624,6 +664,7 @@ impl Context {
                 if let Some(slot) = state.at(*slot) {
                     // One that was here before is lost, and its guards give nothing back.
                     slot.hold = Some(Arc::clone(&hold));
+                    slot.left = None;
                 }
                 call.held.push(Held::new(self, Arc::clone(&hold), *slot));
                 state.pass_turn(*slot);
@@ -667,9 +708,12 @@ impl Context {
             ..
         } = call;
         self.table.with(|state| {
-            slots
-                .iter()
-                .for_each(|slot| state.take_turn(*slot, Turn::Leaving));
+            for slot in &slots {
+                state.take_turn(*slot, Turn::Leaving);
+                if let Some(slot) = state.at(*slot) {
+                    slot.left = None;
+                }
+            }
         });
         let first = names.first().cloned().unwrap_or_default();
         let node = self.router.node_of(&session, &first);
@@ -698,25 +742,24 @@ impl Call {
 }
 
 impl Context {
-    /// The calls that wait for a server which is not there: those that it has not taken in end.
+    /// A server is not there. The calls that it has not taken in end in time, and all if it refuses
+    /// us.
     pub(super) fn give_up_unheard(self: &Arc<Self>, session: &Arc<Session>) {
-        let timeout = self.router.response_timeout;
+        let (timeout, trouble) = (self.router.response_timeout, session.trouble());
+        let ends = |call: &Call| {
+            let is_pausing = matches!(call.phase, Phase::Pausing) && !call.was_queued;
+            trouble.is_final() || is_pausing && call.since.elapsed() >= timeout
+        };
         let late: Vec<_> = self.table.with(|state| {
-            let is_late = |call: &Call| {
-                let is_pausing = matches!(call.phase, Phase::Pausing);
-                is_pausing && !call.was_queued && call.since.elapsed() >= timeout
-            };
-            let calls = state
-                .calls()
-                .filter(|(_, call)| Arc::ptr_eq(&call.session, session));
-            calls
-                .filter(|(_, call)| is_late(call))
+            let calls = state.calls();
+            let here = calls.filter(|(_, call)| Arc::ptr_eq(&call.session, session));
+            here.filter(|(_, call)| ends(call))
                 .map(|(id, _)| id)
                 .collect()
         });
         for id in late {
             // An earlier copy may have been carried out.
-            self.go_on(id, Next::Undo(session.trouble()));
+            self.go_on(id, Next::Undo(trouble.clone()));
         }
     }
 }

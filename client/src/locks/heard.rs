@@ -69,7 +69,10 @@ impl Listener for Context {
 impl Moves for Context {
     fn moved(self: Arc<Self>, slots: &BTreeSet<u16>) {
         let has_moved = |name: &[u8]| slots.contains(&slot_of(name));
-        let holds = self.table.holds(|hold| has_moved(&hold.target.name));
+        let is_left = |session: &Session| session.is_retired();
+        let holds = self
+            .table
+            .holds(|hold| has_moved(&hold.target.name) || is_left(&hold.counts_on().session));
         renew::all(&self, holds);
         // A wait at a node that serves the lock no more hears of it from the node itself, unless
         // that has gone.
@@ -78,9 +81,10 @@ impl Moves for Context {
             let calls = state.calls().filter(|(_, call)| waiting(&call.phase));
             let moved = calls.filter(|(_, call)| {
                 let first = call.names.first();
-                first.is_some_and(|first| {
+                let is_elsewhere = |first: &Arc<[u8]>| {
                     has_moved(first) && !self.router.is_home(&call.session, first)
-                })
+                };
+                is_left(&call.session) || first.is_some_and(is_elsewhere)
             });
             moved.map(|(id, _)| id).collect()
         });

@@ -5,16 +5,16 @@ use std::sync::{Arc, Weak};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::error::{Error, LostReason};
 use crate::locks::keep::Kept;
 use crate::locks::table::Turn;
 use crate::locks::{Aim, Context, Hold, SlotId, Target, renew};
 use crate::topology::Node;
-use crate::trace;
 use crate::wire::reply::{read_by, read_released};
 use crate::wire::{Manner, Outcome, Request, request};
+use crate::{Backoff, trace};
 
 /// What a guard has of one lock, in whatever mode; dropping it gives it back.
 pub(crate) struct Held {
@@ -55,8 +55,19 @@ impl Held {
 
     /// Waits until it is where it should be. Without that it is to be given back.
     pub(super) async fn acknowledged(&self) -> Result<(), Error> {
-        let renewed = renew::ask(&self.context, &self.hold, Aim::Lease).await;
-        renewed.map_err(Error::unacknowledged)
+        let (since, mut pauses) = (Instant::now(), Backoff::new());
+        loop {
+            match renew::ask(&self.context, &self.hold, Aim::Lease).await {
+                // The session connection has broken behind the grant.
+                Err(error)
+                    if error.has_code("NOSESSION")
+                        && since.elapsed() < self.context.router.response_timeout =>
+                {
+                    sleep(pauses.next()).await;
+                }
+                renewed => return renewed.map_err(Error::unacknowledged),
+            }
+        }
     }
 
     /// Gives it back at once, and tells how that went.
@@ -117,9 +128,10 @@ impl Context {
                 return false;
             }
             place.hold = None;
-            let is_free = state.turn(slot).is_none();
-            // If it is a call's turn, this is lost, and that has asked for what may be left of it.
-            let sends = is_free && !hold.is_gone();
+            let is_free = place.turn.is_none();
+            let is_there = !hold.is_gone();
+            place.left = (is_there && !is_free).then(|| Arc::clone(hold));
+            let sends = is_free && is_there;
             if sends {
                 state.take_turn(slot, Turn::Leaving);
             } else {
@@ -140,6 +152,22 @@ impl Context {
         if sends {
             let node = self.router.home(&hold.target.name);
             self.send_release(&node, &hold.target, Some(hold.token), slot, None);
+        }
+    }
+
+    /// The turn at a slot is over. What may be left there is given back before the next.
+    pub(super) fn pass_turn(self: &Arc<Self>, slot: SlotId) {
+        let left = self.table.with(|state| {
+            let left = state.at(slot).and_then(|slot| slot.left.take());
+            match &left {
+                Some(_) => state.take_turn(slot, Turn::Leaving),
+                None => state.pass_turn(slot),
+            }
+            left
+        });
+        if let Some(left) = left {
+            let node = self.router.home(&left.target.name);
+            self.send_release(&node, &left.target, Some(left.token), slot, None);
         }
     }
 

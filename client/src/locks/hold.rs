@@ -367,7 +367,7 @@ pub(crate) mod tests {
 
     fn counts_on(sent: Instant, grace: Duration) -> CountsOn {
         CountsOn {
-            session: Session::new("client".into(), grace, Arc::default()),
+            session: Session::new("client".into(), grace, None, Arc::default()),
             confidence: Confidence::new(1, sent, grace),
         }
     }

@@ -321,10 +321,9 @@ impl Kept {
         let mut inside = self.inside();
         let since = Instant::now();
         let is_used = matches!(&inside.here, Here::Used(one) if Arc::ptr_eq(one, &held.hold));
-        let Some(keeper) = keeper
-            .as_ref()
-            .filter(|_| is_used && is_fit(&held.hold, since))
-        else {
+        let is_closing = held.context.background.closing.is_cancelled();
+        let stays = is_used && !is_closing && is_fit(&held.hold, since);
+        let Some(keeper) = keeper.as_ref().filter(|_| stays) else {
             return false;
         };
         held.hold.wanted.begins_anew();
@@ -428,6 +427,9 @@ impl Kept {
         let is_over = !may_be_kept(hold, now) || context.background.closing.is_cancelled();
         match &inside.here {
             Here::Used(used) if Arc::ptr_eq(used, hold) => {
+                if context.background.closing.is_cancelled() {
+                    return None;
+                }
                 if hold.is_over(now) {
                     let gone = self.next_asks(&mut inside, context);
                     drop(inside);
@@ -452,28 +454,42 @@ impl Kept {
         inside.next_look
     }
 
-    /// Ends when the time of one in line is up. While the server has not answered who asks, nobody
-    /// knows whether it can be had: that is waited for as long as for any answer.
+    /// Ends when the time of one in line is up; or when the server does not answer who asks it, for
+    /// as long as a reply may take.
     async fn late(&self, context: &Context, wait_mode: WaitMode) -> Error {
-        let WaitMode::Until(deadline) = wait_mode else {
-            return std::future::pending().await;
+        let deadline = match wait_mode {
+            WaitMode::Until(deadline) => Some(deadline),
+            WaitMode::None | WaitMode::Forever => None,
         };
-        sleep_until(deadline).await;
-        let asks = match &self.inside().here {
-            Here::Used(hold) => return not_acquired(hold, Instant::now()),
-            Here::Asked(owner) => Some(owner.clone()),
-            Here::Away | Here::Idle { .. } => None,
-        };
-        let is_queued = asks.is_some_and(|owner| {
-            let (name, mode) = (Arc::clone(&self.key.name), Mode::Plain);
-            context.is_queued(&Target { name, owner, mode })
-        });
-        if is_queued {
-            return Error::not_acquired(Some(Duration::ZERO));
+        let mut unanswered = None;
+        loop {
+            let look = Instant::now().checked_add(context.router.response_timeout);
+            let is_to_come = |deadline: &Instant| *deadline > Instant::now();
+            let next = look.into_iter().chain(deadline.filter(is_to_come)).min();
+            match next {
+                Some(next) => sleep_until(next).await,
+                None => std::future::pending().await,
+            }
+            let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
+            let before = unanswered.take();
+            match &self.inside().here {
+                Here::Used(hold) if is_late => return not_acquired(hold, Instant::now()),
+                Here::Asked(owner) => unanswered = Some(owner.clone()),
+                Here::Used(_) | Here::Away | Here::Idle { .. } => {}
+            }
+            unanswered.take_if(|owner| {
+                let (name, owner, mode) = (Arc::clone(&self.key.name), owner.clone(), Mode::Plain);
+                context.is_queued(&Target { name, owner, mode })
+            });
+            if unanswered.is_some() && unanswered == before {
+                let busy = "the server has not answered a call before this";
+                let trouble = context.router.trouble();
+                return trouble.unwrap_or_else(|| Error::unavailable(busy));
+            }
+            if is_late && unanswered.is_none() {
+                return Error::not_acquired(Some(Duration::ZERO));
+            }
         }
-        let answered = deadline.checked_add(context.router.response_timeout);
-        sleep_until(answered.unwrap_or(deadline)).await;
-        Error::unavailable("the server has not answered a call before this")
     }
 }
 

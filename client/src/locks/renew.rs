@@ -78,7 +78,7 @@ fn start(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim, turn: Turn, report:
     };
     let node = context.router.home(&hold.target.name);
     if node.acknowledger.is_some() && aim != Aim::Hold {
-        let renewing = acknowledged(Arc::clone(context), node, Arc::clone(hold), lease);
+        let renewing = acknowledged(Arc::clone(context), &node, Arc::clone(hold), lease);
         context.background.runtime.spawn(task(async move {
             let renewed = renewing.await;
             drop(turn);
@@ -172,22 +172,16 @@ fn follow_up(context: &Arc<Context>, hold: &Arc<Hold>, told: &Result<(), Error>)
     }
 }
 
-/// Renews a hold on the connection that waits for copies.
-async fn acknowledged(
+/// Renews a hold on the connection that waits for copies. It is handed over at once, so that many
+/// share one wait.
+fn acknowledged(
     context: Arc<Context>,
-    node: Arc<Node>,
+    node: &Node,
     hold: Arc<Hold>,
     lease: Lease,
-) -> Result<(), Error> {
-    let Some(acknowledger) = &node.acknowledger else {
-        return Ok(());
-    };
+) -> impl Future<Output = Result<(), Error>> + use<> {
     let session = Arc::clone(&node.session);
-    let Some(confidence) = session.present() else {
-        return Err(session.trouble());
-    };
-    let target = &hold.target;
-    let wanted = hold.wanted.is_asked();
+    let (target, wanted) = (&hold.target, hold.wanted.is_asked());
     let cmd = request::renew(
         target.subject(),
         lease.length,
@@ -195,29 +189,34 @@ async fn acknowledged(
         &session.name,
         wanted,
     );
-    let answer = acknowledger.renew(cmd).await;
-    metrics::renewed(answer.as_ref().ok().map(|(held, _)| *held));
-    let renewed = answer.and_then(|(held, by_enough)| {
-        if !held {
-            hold.is_lost_there(LostReason::NotHeld);
-            return Err(Error::lost(LostReason::NotHeld));
-        }
-        let acknowledged = Some(by_enough.clone());
-        let counts_on = CountsOn {
-            session,
-            confidence,
+    let asked = session.present().zip(node.acknowledger.as_ref());
+    let asked = asked.map(|(confidence, acknowledger)| (confidence, acknowledger.renew(cmd)));
+    async move {
+        let Some((confidence, answer)) = asked else {
+            return Err(session.trouble());
         };
-        let renewal = Renewal {
-            lease,
-            counts_on,
-            acknowledged,
-        };
-        hold.renewed(&renewal, Instant::now())
-            .map_err(Error::lost)?;
-        by_enough
-    });
-    follow_up(&context, &hold, &renewed);
-    renewed
+        let answer = answer.await;
+        metrics::renewed(answer.as_ref().ok().map(|(held, _)| *held));
+        let renewed = answer.and_then(|(held, by_enough)| {
+            if !held {
+                hold.is_lost_there(LostReason::NotHeld);
+                return Err(Error::lost(LostReason::NotHeld));
+            }
+            let renewal = Renewal {
+                lease,
+                counts_on: CountsOn {
+                    session,
+                    confidence,
+                },
+                acknowledged: Some(by_enough.clone()),
+            };
+            hold.renewed(&renewal, Instant::now())
+                .map_err(Error::lost)?;
+            by_enough
+        });
+        follow_up(&context, &hold, &renewed);
+        renewed
+    }
 }
 
 fn tell(report: Report, outcome: Result<(), Error>) {

@@ -58,7 +58,10 @@ pub(super) struct Slot {
     key: Key,
     /// As long as it has guards.
     pub(super) hold: Option<Arc<Hold>>,
-    turn: Option<Turn>,
+    /// One whose last guard has gone while it was a call's turn: the server may have it still. It
+    /// goes with what the call comes to.
+    pub(super) left: Option<Arc<Hold>>,
+    pub(super) turn: Option<Turn>,
     /// Those who wait for their turn. Most owners take one lock once, and none is here.
     line: VecDeque<Waiter>,
 }
@@ -137,6 +140,7 @@ impl State {
             slots.insert(Slot {
                 key: key.clone(),
                 hold: None,
+                left: None,
                 turn: None,
                 line: VecDeque::new(),
             })
@@ -178,15 +182,13 @@ impl State {
         (number, turn)
     }
 
-    /// Leaves the line, or passes the turn on if it has come meanwhile.
-    pub(super) fn leave_line(&mut self, id: SlotId, number: u64) {
+    /// Leaves the line: whether the turn has come meanwhile, and is to be passed on.
+    pub(super) fn leave_line(&mut self, id: SlotId, number: u64) -> bool {
         let Some(slot) = self.slots.get_mut(id) else {
-            return;
+            return false;
         };
         slot.line.retain(|waiter| waiter.number != number);
-        if slot.turn == Some(Turn::Next(number)) {
-            self.pass_turn(id);
-        }
+        slot.turn == Some(Turn::Next(number))
     }
 
     /// The turn is over: it is that of the next in line. Without one the slot goes, unless

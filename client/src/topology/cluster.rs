@@ -28,13 +28,14 @@ pub(super) struct Map {
 
 /// Who hears of moved slots.
 pub(crate) trait Moves: Send + Sync {
-    /// These slots are served by another node than before.
+    /// These slots are served by another node than before, or nodes have been retired.
     fn moved(self: Arc<Self>, slots: &BTreeSet<u16>);
 }
 
 impl Map {
-    /// Takes note of what the node at this address has told. The slots that have moved.
-    fn learn(&mut self, ranges: &[Range], asked: &Address) -> BTreeSet<u16> {
+    /// Takes note of what the node at this address has told. The slots that have moved; `None` if
+    /// none has, and no node is retired.
+    fn learn(&mut self, ranges: &[Range], asked: &Address) -> Option<BTreeSet<u16>> {
         for member in ranges.iter().flat_map(|range| &range.nodes) {
             let hosts = std::iter::once(member.host.clone());
             let hosts = hosts.chain(member.other_hosts.iter().cloned().map(Some));
@@ -48,8 +49,10 @@ impl Map {
                 moved.extend((range.first..=range.last).filter(|slot| self.slots.set(*slot, &id)));
             }
         }
+        let before = self.nodes.len();
         self.retire(&mut moved);
-        moved
+        let is_news = !moved.is_empty() || self.nodes.len() < before;
+        is_news.then_some(moved)
     }
 
     /// Leaves the nodes that serve nothing any more, or are at another address by now.
@@ -87,7 +90,7 @@ impl Map {
 fn id_of(member: &Member, asked: &Address) -> Id {
     let at = || {
         let address = asked.or_at(member.host.clone(), member.port);
-        format!("{}:{}", address.host, address.port).into()
+        format!("{NO_ID}{}:{}", address.host, address.port).into()
     };
     member.id.as_deref().map_or_else(at, Arc::from)
 }
@@ -125,7 +128,8 @@ impl Router {
             let address = addresses.get(id).and_then(|known| known.first());
             let connector = address.map(|address| self.first.other(address));
             let connector = connector.unwrap_or_else(|| self.first.clone());
-            Node::start(connector, &self.identity)
+            let told = Some(Arc::clone(id)).filter(|id| !id.is_empty() && !id.starts_with(NO_ID));
+            Node::start(connector, told, &self.identity)
         };
         Arc::clone(nodes.entry(Arc::clone(id)).or_insert_with(start))
     }
@@ -145,8 +149,8 @@ impl Router {
         })
     }
 
-    /// Reads the map. The slots that have moved.
-    async fn refresh(&self) -> Result<BTreeSet<u16>, Error> {
+    /// Reads the map: see [`Map::learn`].
+    async fn refresh(&self) -> Result<Option<BTreeSet<u16>>, Error> {
         let (asked, ranges) = self.ask_around().await?;
         Ok(locked(&self.map).learn(&ranges, &asked))
     }
@@ -191,8 +195,7 @@ impl Router {
             if moved.is_err() {
                 self.request_refresh();
             }
-            if let Ok(moved) = moved
-                && !moved.is_empty()
+            if let Ok(Some(moved)) = moved
                 && let Some(client) = moves.upgrade()
             {
                 backoff = Backoff::new();
@@ -202,6 +205,9 @@ impl Router {
         }
     }
 }
+
+/// Of a node whose id was not told, behind which stands its address.
+const NO_ID: &str = "at ";
 
 /// A node that has not told for so long is asked no more alone.
 const HEDGE: Duration = Duration::from_millis(200);
@@ -225,7 +231,7 @@ mod tests {
         Address { host, port: 1 }
     }
 
-    fn learn(map: &mut Map, told: &[(&str, &str, &[&str])]) -> BTreeSet<u16> {
+    fn learn(map: &mut Map, told: &[(&str, &str, &[&str])]) -> Option<BTreeSet<u16>> {
         let ranges = (0..)
             .zip(told)
             .map(|(slot, (id, host, other_hosts))| Range {
@@ -253,7 +259,7 @@ mod tests {
             runtime: Handle::current(),
             epochs: Arc::default(),
         };
-        let node = Node::start(connector.other(&address(host)), &identity);
+        let node = Node::start(connector.other(&address(host)), None, &identity);
         map.nodes.insert(id.into(), Arc::clone(&node));
         node
     }
@@ -265,7 +271,7 @@ mod tests {
         let nodes = [("x", "a"), ("y", "b")].map(|(id, host)| add(&mut map, id, host));
         for told in ["c", "a", ""] {
             let moved = learn(&mut map, &[("x", told, &["a"]), ("y", "b", &[told])]);
-            assert!(moved.is_empty(), "{told}: {moved:?}");
+            assert_eq!(moved, None, "{told}");
         }
         assert!(Arc::ptr_eq(&map.nodes["x"], &nodes[0]));
         assert!(Arc::ptr_eq(&map.nodes["y"], &nodes[1]));
@@ -277,7 +283,7 @@ mod tests {
         learn(&mut map, &[("x", "a", &[]), ("y", "b", &[])]);
         let _nodes = [("x", "a"), ("y", "b")].map(|(id, host)| add(&mut map, id, host));
         let moved = learn(&mut map, &[("x", "b", &[]), ("y", "a", &[])]);
-        assert_eq!(moved, BTreeSet::from([0, 1]));
+        assert_eq!(moved, Some(BTreeSet::from([0, 1])));
         assert!(map.nodes.is_empty());
     }
 

@@ -37,7 +37,12 @@ pub(crate) struct Identity {
 }
 
 impl Node {
-    pub(crate) fn start(connector: Connector, identity: &Identity) -> Arc<Self> {
+    /// `id`: in a cluster, if it was told.
+    pub(crate) fn start(
+        connector: Connector,
+        id: Option<Arc<str>>,
+        identity: &Identity,
+    ) -> Arc<Self> {
         let (runtime, grace) = (&identity.runtime, identity.grace);
         let start = |durability| Acknowledger::start(runtime, connector.clone(), durability);
         let acknowledger = identity.durability.map(start);
@@ -46,7 +51,7 @@ impl Node {
             tasks.spawn_on(task(sentinel_watch::run(connector.clone(), grace)), runtime);
         }
         let epochs = Arc::clone(&identity.epochs);
-        let session = Session::new(Arc::clone(&identity.session), grace, epochs);
+        let session = Session::new(Arc::clone(&identity.session), grace, id, epochs);
         let listener = Weak::clone(&identity.listener);
         let listening = session::run(connector.clone(), Arc::clone(&session), listener);
         tasks.spawn_on(task(listening), runtime);

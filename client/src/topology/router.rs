@@ -40,7 +40,7 @@ impl Router {
         cluster: Option<Vec<Connector>>,
         identity: Identity,
     ) -> Self {
-        let only = || Node::start(first.clone(), &identity);
+        let only = || Node::start(first.clone(), None, &identity);
         Self {
             response_timeout: first.dialer.response_timeout,
             only: cluster.is_none().then(only),

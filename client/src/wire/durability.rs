@@ -12,6 +12,7 @@ use std::time::Duration;
 use redis::Cmd;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use crate::wire::connection::Batch;
@@ -90,6 +91,9 @@ async fn run(connector: Connector, durability: Durability, mut queue: Queue) {
     let (mut batch, mut pace, mut present) = (Vec::new(), Pace::default(), None::<Connection>);
     // All that have come while the last wait lasted share the next.
     while queue.recv_many(&mut batch, usize::MAX).await > 0 {
+        // Those that are handed over in one go.
+        yield_now().await;
+        batch.extend(std::iter::from_fn(|| queue.try_recv().ok()));
         batch.retain(|request| !request.reply.is_closed());
         if batch.is_empty() {
             continue;

@@ -186,6 +186,8 @@ impl Link {
             queue,
             is_closed: false,
             unsent: VecDeque::new(),
+            paused: Vec::new(),
+            paused_until: None,
             alarm: Alarm::new(),
         };
         runtime.spawn(task(driver.run()));
@@ -227,6 +229,10 @@ struct Driver {
     is_closed: bool,
     /// What is to be sent, or to be sent again, in order.
     unsent: VecDeque<Request>,
+    /// What the server has refused for a reason that passes, in order; and until when it is not
+    /// asked again.
+    paused: Vec<Request>,
+    paused_until: Option<Instant>,
     alarm: Alarm,
 }
 
@@ -251,7 +257,7 @@ impl Driver {
     /// for it any more.
     async fn bound(&mut self) -> Option<(Connection, i64)> {
         // A connection of a session that is not there yet would be refused.
-        let mut heard = 0;
+        let (mut heard, mut strangers) = (0, 0_u32);
         loop {
             if self.session.is_retired() {
                 self.hand_on().await?;
@@ -282,8 +288,12 @@ impl Driver {
             };
             match self.meanwhile(binding).await? {
                 Ok((connection, (life, server))) => {
-                    self.session.is_bound(Ok(server.into()));
-                    if self.answers.life() == Some(life) {
+                    if !self.session.is_bound(Ok((life, server.into()))) {
+                        // A stranger is at its address: it is asked who serves what.
+                        if let Some(client) = self.listener.upgrade() {
+                            client.broken(&self.session);
+                        }
+                    } else if self.answers.life() == Some(life) {
                         return Some((connection, life));
                     }
                     heard = count;
@@ -291,6 +301,15 @@ impl Driver {
                 Err(error) => {
                     let is_refused = error.has_code("NOSESSION") || error.has_code("STALE");
                     heard = if is_refused { count } else { 0 };
+                    strangers = if is_refused {
+                        strangers.saturating_add(1)
+                    } else {
+                        0
+                    };
+                    if strangers >= STRANGERS_MAX {
+                        strangers = 0;
+                        self.session.is_doubted();
+                    }
                     if !is_refused {
                         self.session.is_bound(Err(error.clone()));
                     }
@@ -380,7 +399,7 @@ impl Driver {
         let mut batch = Vec::new();
         while !in_flight.is_broken && !connection.is_over() {
             if self.unsent.is_empty() {
-                if self.is_closed && in_flight.exchanges.is_empty() {
+                if self.is_closed && in_flight.exchanges.is_empty() && self.paused.is_empty() {
                     break;
                 }
             } else {
@@ -390,7 +409,8 @@ impl Driver {
                     yield_now().await;
                 }
             }
-            self.alarm.set(in_flight.next_look());
+            let next = in_flight.next_look().into_iter().chain(self.paused_until);
+            self.alarm.set(next.min());
             tokio::select! {
                 biased;
                 answer = in_flight.answer() => {
@@ -405,7 +425,13 @@ impl Driver {
                     self.is_closed = count == 0;
                     self.take(&mut batch);
                 }
-                () = self.alarm.rings() => in_flight.look(),
+                () = self.alarm.rings() => {
+                    in_flight.look();
+                    if self.paused_until.is_some_and(|until| until <= Instant::now()) {
+                        self.paused_until = None;
+                        self.unsent.extend(self.paused.drain(..));
+                    }
+                }
                 // In another life of the session nothing is sent here any more.
                 () = self.answers.other_life(life) => break,
                 () = connection.over() => break,
@@ -465,7 +491,9 @@ impl Driver {
             {
                 one.sent = None;
                 let request = Request { cmd, expected: one };
-                if error.has_code("READONLY") {
+                if !error.is_misdirection() {
+                    self.pause(request, error);
+                } else if error.has_code("READONLY") {
                     // A server that has been made a replica carries nothing out: the next
                     // connection looks for the primary.
                     in_flight.is_broken = true;
@@ -479,9 +507,20 @@ impl Driver {
         }
     }
 
+    /// The server cannot do it just now: its caller hears why, and it is sent again after a pause.
+    fn pause(&mut self, mut request: Request, error: Error) {
+        request.expected.until = None;
+        (request.expected.then)(Outcome::Overdue(error));
+        self.paused.push(request);
+        let until = Instant::now().checked_add(PAUSE_MAX);
+        self.paused_until = self.paused_until.or(until);
+    }
+
     /// The connection is over. What may be sent twice is, in order.
     fn send_again(&mut self, in_flight: InFlight) {
-        let mut again: Vec<_> = in_flight.put_back;
+        let mut again = std::mem::take(&mut self.paused);
+        self.paused_until = None;
+        again.extend(in_flight.put_back);
         for exchange in in_flight.exchanges {
             drop(exchange.replies);
             for (cmd, mut one) in exchange.batch.cmds().into_iter().zip(exchange.expected) {
@@ -498,15 +537,19 @@ impl Driver {
     }
 }
 
-/// Whether a command was not carried out because it has reached the wrong node, and goes to the
-/// right one by itself.
+/// Whether a command was not carried out because it has reached the wrong node, or the server cannot
+/// do it just now, and is sent again by itself.
 fn misdirected(refusal: &redis::ServerError, manner: Manner) -> Option<Error> {
-    let is_misdirected = match refusal.code() {
-        "READONLY" => true,
-        "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" => manner != Manner::Asks,
-        _ => false,
+    let error = Error::from_server(refusal.code(), refusal.details());
+    let is_again = match manner {
+        Manner::Asks => error.has_code("READONLY"),
+        Manner::Once => error.is_misdirection(),
+        // Of a session that is not there its hold hears.
+        Manner::Twice => {
+            error.is_misdirection() || error.is_unavailable() && !error.has_code("NOSESSION")
+        }
     };
-    is_misdirected.then(|| Error::from_server(refusal.code(), refusal.details()))
+    is_again.then_some(error)
 }
 
 /// What has been sent on a connection and not been answered, in order.
@@ -641,6 +684,9 @@ impl Alarm {
 /// At most so many commands go out in one write: a reply waits for those behind it in the same, and
 /// the server works on one while the next is made.
 const BATCH_MAX: usize = 32;
+
+/// So often in a row a server may not know the session although that was answered in between.
+const STRANGERS_MAX: u32 = 2;
 
 /// So many commands may wait for their answers.
 const UNANSWERED_MAX: usize = 100_000;

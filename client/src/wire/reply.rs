@@ -58,7 +58,14 @@ pub(crate) enum Acquired {
 pub(crate) struct Told {
     pub(crate) life: i64,
     pub(crate) events: Vec<Event>,
+    /// Whether nothing that has happened is still to be told.
+    pub(crate) is_all: bool,
 }
+
+/// The server ends a reply with this many events, or when their names and owners have this many
+/// bytes. The rest comes with the next.
+const EVENTS_MAX: usize = 1000;
+const EVENTS_BYTES: usize = 256 * 1024;
 
 /// What happened to a wait or a hold of the session.
 #[derive(Clone, Debug)]
@@ -128,12 +135,17 @@ pub(super) fn read_told(reply: &Value) -> Option<Told> {
     let [Value::Int(life), told] = reply.as_sequence()? else {
         return None;
     };
-    let mut events = Vec::new();
-    for event in told.as_sequence()? {
+    let (mut events, mut length) = (Vec::new(), 0_usize);
+    let told = told.as_sequence()?;
+    for event in told {
         let [seq, what, name, owner, value, token, mode, _db] = event.as_sequence()? else {
             return None;
         };
         let bytes = read::<Vec<u8>>;
+        let (name, owner) = (bytes(name)?, bytes(owner)?);
+        length = length
+            .saturating_add(name.len())
+            .saturating_add(owner.len());
         let what = match &*bytes(what)? {
             b"granted" => What::Granted,
             b"timeout" => What::TimedOut {
@@ -154,15 +166,18 @@ pub(super) fn read_told(reply: &Value) -> Option<Told> {
         };
         events.push(Event {
             seq: read_count(seq)?,
-            name: bytes(name)?,
-            owner: bytes(owner)?,
+            name,
+            owner,
             kind,
             token: read_count(token)?,
             what,
         });
     }
-    let life = *life;
-    Some(Told { life, events })
+    Some(Told {
+        life: *life,
+        events,
+        is_all: told.len() < EVENTS_MAX && length < EVENTS_BYTES,
+    })
 }
 
 /// Whether there was a hold to be released: Null says that there was none.
@@ -396,8 +411,12 @@ mod tests {
             about("error", text("MOVED 1 a:1"), 7),
             event("error", text("WRONGTYPE not a lock")),
         ]);
-        let Told { life, events } = told.expect("well formed");
-        assert_eq!(life, 9);
+        let Told {
+            life,
+            events,
+            is_all,
+        } = told.expect("well formed");
+        assert!(life == 9 && is_all);
         assert!(
             events
                 .iter()
@@ -426,6 +445,19 @@ mod tests {
         assert!(reply(vec![Value::Nil]).is_none());
         assert!(reply(vec![]).is_some_and(|told| told.events.is_empty()));
         assert!(read_told(&Value::Array(vec![])).is_none());
+        // One that is full may not be all.
+        for (number, is_all) in [(EVENTS_MAX - 1, true), (EVENTS_MAX, false)] {
+            let events = vec![event("left", Value::Int(0)); number];
+            assert_eq!(reply(events).expect("well formed").is_all, is_all);
+        }
+        let long = "n".repeat(EVENTS_BYTES - 1);
+        for (name, is_all) in [(&long[1..], true), (&long[..], false)] {
+            let mut event = event("left", Value::Int(0));
+            if let Value::Array(event) = &mut event {
+                event[2] = text(name);
+            }
+            assert_eq!(reply(vec![event]).expect("well formed").is_all, is_all);
+        }
     }
 
     #[test]

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::Error;
 use crate::wire::reply::{read_by, read_told};
 use crate::wire::{Connection, Connector, Event, Replies, Request, Told, request};
-use crate::{Pace, drift, metrics, part, trace};
+use crate::{Backoff, Pace, drift, metrics, part, trace};
 
 /// Who hears what happens at the servers of a client.
 pub(crate) trait Listener: Send + Sync {
@@ -38,8 +38,8 @@ pub(crate) struct News {
     pub(crate) is_new: bool,
     /// Those that have not been heard before, in order.
     pub(crate) events: Vec<Event>,
-    /// None of it happened before this: when the call before was sent, if it was answered in this
-    /// life.
+    /// None of it happened before this: when the last call was sent that was answered in this life
+    /// with all that there was to tell.
     pub(crate) since: Option<Instant>,
 }
 
@@ -49,6 +49,8 @@ pub(crate) struct Session {
     pub(crate) name: Arc<str>,
     pub(crate) grace: Duration,
     state: watch::Sender<State>,
+    /// The node's id in a cluster, if it was told: another server may be at its address by now.
+    expected: Option<Arc<str>>,
     /// Numbers the connections of a client, at whatever server: a node that gets another address
     /// is the same one still.
     epochs: Arc<AtomicU64>,
@@ -64,7 +66,9 @@ struct State {
     answers: u64,
     /// The node's id in a cluster, else the server's run id, as BIND has told it; or why the last
     /// try to bind a connection failed.
-    bound: Option<Result<Arc<str>, Error>>,
+    bound: Option<Result<(i64, Arc<str>), Error>>,
+    /// How often the command connection has reached a server that does not know the session.
+    doubts: u64,
     /// Its node is not used any more.
     is_retired: bool,
 }
@@ -133,11 +137,17 @@ impl fmt::Debug for Session {
 }
 
 impl Session {
-    pub(crate) fn new(name: Arc<str>, grace: Duration, epochs: Arc<AtomicU64>) -> Arc<Self> {
+    pub(crate) fn new(
+        name: Arc<str>,
+        grace: Duration,
+        expected: Option<Arc<str>>,
+        epochs: Arc<AtomicU64>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             name,
             grace,
             state: watch::Sender::default(),
+            expected,
             epochs,
         })
     }
@@ -148,19 +158,37 @@ impl Session {
             .saturating_add(1)
     }
 
-    /// A command connection was bound at this server, or could not be.
-    pub(super) fn is_bound(&self, bound: Result<Arc<str>, Error>) {
-        self.state.send_if_modified(|state| {
-            let is_news =
-                !matches!((&state.bound, &bound), (Some(Ok(one)), Ok(other)) if one == other);
-            state.bound = Some(bound);
-            is_news
-        });
+    /// A command connection was bound at this server, in this life of the session; or could not be.
+    /// Whether it is the right one.
+    pub(super) fn is_bound(&self, bound: Result<(i64, Arc<str>), Error>) -> bool {
+        let is_meant = |server: &Arc<str>| self.expected.as_ref().is_none_or(|one| one == server);
+        let is_right = bound.as_ref().is_ok_and(|(_, server)| is_meant(server));
+        let bound = if is_right || bound.is_err() {
+            bound
+        } else {
+            Err(Error::elsewhere())
+        };
+        self.state.send_modify(|state| state.bound = Some(bound));
+        is_right
+    }
+
+    /// Whether this life is surely one at the right server.
+    fn is_verified(&self, life: i64) -> bool {
+        let state = self.state.borrow();
+        let is_it = || matches!(state.bound, Some(Ok((bound, _))) if bound == life);
+        self.expected.is_none() || is_it()
+    }
+
+    /// The command connection has reached a server that does not know the session, again and again:
+    /// the one that is listened to may not be the one to use any more.
+    pub(super) fn is_doubted(&self) {
+        self.state
+            .send_modify(|state| state.doubts = state.doubts.saturating_add(1));
     }
 
     /// The server to which the last command connection was bound.
     pub(crate) fn server(&self) -> Option<Arc<str>> {
-        self.state.borrow().bound.clone()?.ok()
+        Some(self.state.borrow().bound.clone()?.ok()?.1)
     }
 
     /// Its node is not used any more: what is left of its commands goes elsewhere.
@@ -171,7 +199,7 @@ impl Session {
         });
     }
 
-    pub(super) fn is_retired(&self) -> bool {
+    pub(crate) fn is_retired(&self) -> bool {
         self.state.borrow().is_retired
     }
 
@@ -295,7 +323,7 @@ pub(super) struct Listening {
     /// What was heard last.
     life: i64,
     seq: u64,
-    /// When the last call that was answered in this life was sent.
+    /// When the last call was sent that was answered in this life, with all that there was to tell.
     told: Option<Instant>,
     /// How late the answers come. Where the way is long each of them would be overdue.
     late: Duration,
@@ -336,6 +364,7 @@ impl Listening {
     async fn listen(&mut self, mut connection: Connection) -> Option<Asked> {
         let longest = wait_in(self.session.grace);
         let (mut at_once, mut was_late) = (false, false);
+        let mut pauses = Backoff::new();
         loop {
             // At once after a silence that was too long, and when an answer was late, which says
             // nothing of the time since it was asked for: before the next another silence would
@@ -348,9 +377,12 @@ impl Listening {
             let wait = Some(longest).filter(|_| !at_once);
             let mut asked = self.ask(connection, wait);
             let within = longest.saturating_add(self.slack());
+            let mut state = self.session.state.subscribe();
+            let doubts = state.borrow().doubts;
             let answer = tokio::select! {
                 answer = timeout(within, &mut asked.replies) => answer,
                 // Another server is the one to use.
+                _ = state.wait_for(|state| state.doubts > doubts) => return None,
                 () = asked.connection.over() => {
                     self.broken(Error::elsewhere());
                     return None;
@@ -368,12 +400,22 @@ impl Listening {
             if !self.answered(asked.sent, answer) {
                 return None;
             }
+            if !self.session.is_verified(self.life) {
+                let longest = part_of_grace(self.session.grace, 8);
+                sleep(pauses.next_up_to(longest)).await;
+            }
             connection = asked.connection;
         }
     }
 
+    /// Before it is known to be the right server nothing is acknowledged: what it tells may be for
+    /// another node of this client. It answers at once then.
     fn ask(&self, connection: Connection, wait: Option<Duration>) -> Asked {
-        let (name, after) = (&self.session.name, (self.life, self.seq));
+        let is_verified = self.session.is_verified(self.life);
+        let after = is_verified
+            .then_some((self.life, self.seq))
+            .unwrap_or_default();
+        let name = &self.session.name;
         let call = request::events(name, self.epoch, after, wait, self.session.grace);
         let sent = Instant::now();
         let replies = connection.ask_one(call);
@@ -404,7 +446,12 @@ impl Listening {
 
     /// In this order: what is sent from now on counts on this life; then waits hear of their ends,
     /// and what follows from another life.
-    fn hear(&mut self, sent: Instant, Told { life, mut events }: Told) {
+    fn hear(&mut self, sent: Instant, told: Told) {
+        let Told {
+            life,
+            mut events,
+            is_all,
+        } = told;
         let is_new = life != self.life;
         if is_new {
             (self.life, self.seq, self.told) = (life, 0, None);
@@ -413,7 +460,10 @@ impl Listening {
         // Told again after a reply that was lost, or by the connection before as well.
         events.retain(|event| event.seq > self.seq);
         self.seq = events.last().map_or(self.seq, |last| last.seq);
-        let since = self.told.replace(sent);
+        let since = self.told;
+        if is_all {
+            self.told = Some(sent);
+        }
         if let Some(client) = self.listener.upgrade() {
             client.heard(
                 &self.session,
@@ -573,7 +623,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn confidence_lasts_from_the_sending_for_the_grace_less_the_drift() {
-        let session = Session::new("client".into(), GRACE, Arc::default());
+        let session = Session::new("client".into(), GRACE, None, Arc::default());
         let sent = Instant::now();
         session.confirm(1, sent);
         let first = session.present().expect("it was confirmed");
@@ -585,7 +635,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_comes_too_late_brings_nothing_back() {
-        let session = Session::new("client".into(), GRACE, Arc::default());
+        let session = Session::new("client".into(), GRACE, None, Arc::default());
         let sent = Instant::now();
         session.confirm(1, sent);
         let first = session.present().expect("it was confirmed");

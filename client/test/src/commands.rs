@@ -325,12 +325,12 @@ fn rlock(
         "RLOCK.BIND" => {
             let mut request = request::Bind::parse(args())?;
             request.session.user = USER;
-            let bound = engine.bind(&request, client.id)?;
             // Its commands that were not read yet are never carried out.
-            if let Some(former) = bound.former {
+            if let Some(former) = engine.bind(&request, client.id)? {
                 who.connections.close(former);
             }
-            array(vec![number(bound.life), blob(who.server_id())])
+            let life = engine.life_of(request.session)?;
+            array(vec![number(life), blob(who.server_id())])
         }
         "RLOCK.MRELEASE" => {
             let mut request = request::MultiRelease::parse(args())?;
@@ -440,6 +440,7 @@ fn event(number_of_it: u64, event: &Event) -> Frame {
                 LostReason::Broken => "broken",
                 LostReason::Deleted => "deleted",
                 LostReason::Released => "released",
+                LostReason::Taken => "taken",
             };
             ("lost", blob(reason))
         }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use rlock_core::request::{self, WaitMode};
 use rlock_core::{
-    Bound, Command, CommandError, Effect, Gauges, Joined, Keys, LockKey, LockRef, Locks, Mode, Now,
+    Command, CommandError, Effect, Gauges, Joined, Keys, LockKey, LockRef, Locks, Mode, Now,
     Outcome, PermitsHolders, Purpose, Read, SessionId, SessionLimits, SessionRef, Stored, Subject,
     Task, Told, Turn, Wait, names,
 };
@@ -264,8 +264,13 @@ impl Engine {
         &mut self,
         request: &request::Bind<'_>,
         client_id: u64,
-    ) -> Result<Bound, CommandError> {
+    ) -> Result<Option<u64>, CommandError> {
         self.locks.bind(request, client_id)
+    }
+
+    /// The present life of a session.
+    pub(crate) fn life_of(&self, session: SessionRef<'_>) -> Result<i64, CommandError> {
+        self.locks.life_of(session)
     }
 
     fn wait(&mut self, session: SessionId, client_id: u64, wait: Wait, now: Now) -> Listener {

@@ -53,7 +53,6 @@ pub use memory::log::pattern::{PATTERN_LEN_MAX, PATTERNS_MAX, PatternCounters, a
 pub use memory::session::{Attached, SessionLimits, SessionView};
 pub use memory::state::{HoldView, Locks};
 pub use memory::table::{Gauges, QueueView, WaiterView};
-pub use turn::sessions::Bound;
 pub use turn::turn::{DECISIONS_MAX, Outcome, Turn};
 pub use turn::waiting::{BlockedClient, Joined};
 pub use values::circle::Circle;
@@ -61,8 +60,9 @@ pub use values::glob::Glob;
 pub use values::ids::{Listener, MultiId, SessionId, SessionRef, WaiterId};
 pub use values::known::Known;
 pub use values::limits::{
-    CHAIN_MAX, GRACE_MS_MAX, HOLD_COUNT_MAX, INTEGER_MAX, KEYS_MAX, LOGGED_NAME_MAX, LOOKS_MAX,
-    MATCH_LEN_MAX, OWNER_LEN_MAX, PERMITS_MAX, ROOM_KEPT, SESSION_LEN_MAX,
+    CHAIN_MAX, EVENTS_TOLD_BYTES, EVENTS_TOLD_MAX, GRACE_MS_MAX, HOLD_COUNT_MAX, INTEGER_MAX,
+    KEYS_MAX, LOGGED_NAME_MAX, LOOKS_MAX, MATCH_LEN_MAX, OWNER_LEN_MAX, PERMITS_MAX, ROOM_KEPT,
+    SESSION_LEN_MAX,
 };
 pub use values::lock_key::{LockKey, LockRef};
 pub use values::mode::{Kind, Mode};

@@ -5,7 +5,9 @@
 //! that the server has not read of it yet is ever carried out. The client may then send its
 //! unanswered commands again, in order.
 //!
-//! An n that is not larger than an earlier one is refused and changes nothing.
+//! An n that is not larger than an earlier one is refused and changes nothing. If the former
+//! connection was also the session connection, its close ends the session or begins its grace: the
+//! reply is `NOSESSION` then, and the connection is bound all the same.
 
 use super::user_of;
 use crate::ffi::{self, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
@@ -42,13 +44,15 @@ impl Command for Bind {
         let user = ctx.user_name();
         request.session.user = user_of(user.as_ref());
         let client_id = ctx.client_id();
-        let bound = state::with(|state| state.locks.bind(&request, client_id))?;
+        let former = state::with(|state| state.locks.bind(&request, client_id))?;
         // Its commands that the server has read and not carried out go with it. This calls us back:
-        // the client's waits and holds are given up as whenever a connection closes.
-        if let Some(former) = bound.former {
+        // the client's waits and holds are given up as whenever a connection closes. If it was the
+        // session connection as well, nobody listens to the session from now on.
+        if let Some(former) = former {
             ctx.close_client(former);
         }
-        reply::bound(ctx, bound.life, &ctx.server_id());
+        let life = state::with(|state| state.locks.life_of(request.session))?;
+        reply::bound(ctx, life, &ctx.server_id());
         Ok(())
     }
 }

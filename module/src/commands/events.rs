@@ -8,6 +8,8 @@
 //! would get. `token` is that of the hold that the event is about, 0 if there is none. There are no
 //! events when wait-ms is over. Without `BLOCK` the reply comes at once.
 //!
+//! One reply has at most 1,000 events, or 256 KiB of names. The next call tells the rest at once.
+//!
 //! Events are kept until they are acknowledged: `AFTER` acknowledges those up to this number, and
 //! without it a call acknowledges all that were told. The life changes when the session has begun
 //! anew. A call that begins a life, or whose `AFTER` names another one, does not block. A call with
@@ -63,8 +65,8 @@ impl Command for Events {
         let user = ctx.user_name();
         request.session.user = user_of(user.as_ref());
         let limits = SessionLimits {
-            sessions: config::sessions_max(),
-            events_per_session: config::events_per_session_max(),
+            sessions: config::SESSIONS_MAX.count(),
+            events_per_session: config::EVENTS_PER_SESSION_MAX.count(),
             out_of_memory: flags.out_of_memory(),
         };
         // Both before the session begins, or a change and a disconnect in between would be missed.

@@ -53,7 +53,7 @@ impl Command for Guard {
         check_slot(ctx, request.key, request.mode)?;
         let given = Named::One(args.at(1)?, args.at(2)?);
         let asked = rlock_core::Command::Guard(&request);
-        let mut turn = Turn::of(asked, ctx.db(), config::waiters_per_lock_max());
+        let mut turn = Turn::of(asked, ctx.db(), config::WAITERS_PER_LOCK_MAX.count());
         // The command runs before the rest of the turn, which could end the hold.
         pump::run_command(ctx, &mut turn, given, |outcome| {
             if let Ok(Outcome::Guards) = outcome {

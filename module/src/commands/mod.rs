@@ -55,7 +55,7 @@ fn decide(
     command: rlock_core::Command<'_>,
     given: Named<'_>,
 ) -> Result<Outcome, CommandError> {
-    let mut turn = Turn::of(command, ctx.db(), config::waiters_per_lock_max());
+    let mut turn = Turn::of(command, ctx.db(), config::WAITERS_PER_LOCK_MAX.count());
     pump::run_command(ctx, &mut turn, given, |_| ());
     turn.outcome()
 }
@@ -72,7 +72,8 @@ fn decide_number(
     }
 }
 
-/// The client that gives a hold back, if a session needs to know: mostly none has any hold.
+/// The client that gives a hold back, if a session needs to know: mostly none has any hold. In a
+/// script this is the script's own client: the module interface does not name the one that runs it.
 fn releasing_client(ctx: Ctx<'_>) -> Option<u64> {
     let matters = state::with(|state| state.locks.any_hold_of_session());
     matters.then(|| ctx.client_id())

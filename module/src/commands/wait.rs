@@ -24,7 +24,7 @@ pub(super) fn acquire(
     wait_mode: WaitMode,
     given: Named<'_>,
 ) -> Result<bool, CommandError> {
-    let mut turn = Turn::of(command, ctx.db(), config::waiters_per_lock_max());
+    let mut turn = Turn::of(command, ctx.db(), config::WAITERS_PER_LOCK_MAX.count());
     let decided_at = pump::run_command(ctx, &mut turn, given, |_| ());
     match turn
         .outcome()

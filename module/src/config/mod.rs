@@ -3,61 +3,80 @@
 use crate::ffi::{OwnedStr, ServerLocked};
 use redis_module::configuration::{ConfigurationContext, ConfigurationValue};
 use redis_module::{RedisError, RedisString, enum_configuration};
-use rlock_core::{LogOptions, PATTERN_LEN_MAX, PATTERNS_MAX, are_patterns};
+use rlock_core::{INTEGER_MAX, LogOptions, PATTERN_LEN_MAX, PATTERNS_MAX, are_patterns};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
+
+/// An option that is a number, and its bounds.
+pub(crate) struct Number {
+    value: AtomicI64,
+    pub(crate) default: i64,
+    pub(crate) min: i64,
+    pub(crate) max: i64,
+}
+
+impl Number {
+    const fn new(default: i64, min: i64, max: i64) -> Self {
+        Self {
+            value: AtomicI64::new(default),
+            default,
+            min,
+            max,
+        }
+    }
+
+    pub(crate) fn now(&self) -> i64 {
+        self.value.load(Ordering::Relaxed)
+    }
+
+    /// How many there may be.
+    pub(crate) fn count(&self) -> u32 {
+        u32::try_from(self.now()).unwrap_or(u32::MAX)
+    }
+}
+
+impl ConfigurationValue<i64> for Number {
+    fn get(&self, _ctx: &ConfigurationContext) -> i64 {
+        self.now()
+    }
+
+    fn set(&self, _ctx: &ConfigurationContext, value: i64) -> Result<(), RedisError> {
+        self.value.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+}
 
 /// `rlock.max-waiters-per-lock`: how many waiters one lock may have; one more is refused with
 /// QUEUEFULL.
-pub(crate) static WAITERS_PER_LOCK_MAX: AtomicI64 = AtomicI64::new(WAITERS_PER_LOCK_MAX_DEFAULT);
-pub(crate) const WAITERS_PER_LOCK_MAX_DEFAULT: i64 = 100_000;
-pub(crate) const WAITERS_PER_LOCK_MAX_BOUNDS: (i64, i64) = (1, 10_000_000);
+pub(crate) static WAITERS_PER_LOCK_MAX: Number = Number::new(100_000, 1, 10_000_000);
 
 /// `rlock.max-sessions`: how many sessions there may be; EVENTS that would begin one more is
 /// refused with SESSIONSFULL.
-pub(crate) static SESSIONS_MAX: AtomicI64 = AtomicI64::new(SESSIONS_MAX_DEFAULT);
-pub(crate) const SESSIONS_MAX_DEFAULT: i64 = 100_000;
-pub(crate) const SESSIONS_MAX_BOUNDS: (i64, i64) = (1, 10_000_000);
+pub(crate) static SESSIONS_MAX: Number = Number::new(100_000, 1, 10_000_000);
 
 /// `rlock.max-events-per-session`: how many events a session may leave unacknowledged; with one
 /// more it counts as if its connection had closed, and its next EVENTS begins another life. Takes
 /// effect with the next EVENTS of any session.
-pub(crate) static EVENTS_PER_SESSION_MAX: AtomicI64 =
-    AtomicI64::new(EVENTS_PER_SESSION_MAX_DEFAULT);
-pub(crate) const EVENTS_PER_SESSION_MAX_DEFAULT: i64 = 100_000;
-pub(crate) const EVENTS_PER_SESSION_MAX_BOUNDS: (i64, i64) = (1, 10_000_000);
+pub(crate) static EVENTS_PER_SESSION_MAX: Number = Number::new(100_000, 1, 10_000_000);
 
 /// `rlock.fence-guard-ms`: how far ahead of the clock tokens begin after a start or a promotion, so
 /// that they grow even if the clocks of two servers differ. Takes effect at the next start or
 /// promotion.
-pub(crate) static FENCE_GUARD_MS: AtomicI64 = AtomicI64::new(FENCE_GUARD_MS_DEFAULT);
-pub(crate) const FENCE_GUARD_MS_DEFAULT: i64 = 10_000;
-pub(crate) const FENCE_GUARD_MS_BOUNDS: (i64, i64) = (0, 86_400_000);
+pub(crate) static FENCE_GUARD_MS: Number = Number::new(10_000, 0, 86_400_000);
 
 /// `rlock.grant-delay-ms`: for how long after a start no new grant is made. Takes effect at once,
 /// counted from the start.
-pub(crate) static GRANT_DELAY_MS: AtomicI64 = AtomicI64::new(GRANT_DELAY_MS_DEFAULT);
-pub(crate) const GRANT_DELAY_MS_DEFAULT: i64 = 0;
-/// As long as a lease can be.
-pub(crate) const GRANT_DELAY_MS_BOUNDS: (i64, i64) = (0, rlock_core::INTEGER_MAX);
+pub(crate) static GRANT_DELAY_MS: Number = Number::new(0, 0, INTEGER_MAX);
 
 /// `rlock.log-max-len`: how many entries RLOCK.LOG keeps. Takes effect at once.
-pub(crate) static LOG_LEN_MAX: AtomicI64 = AtomicI64::new(LOG_LEN_MAX_DEFAULT);
-pub(crate) const LOG_LEN_MAX_DEFAULT: i64 = 128;
-pub(crate) const LOG_LEN_MAX_BOUNDS: (i64, i64) = (0, 100_000);
+pub(crate) static LOG_LEN_MAX: Number = Number::new(128, 0, 100_000);
 
 /// `rlock.log-holds-ms`: a hold that lasted this long is logged in RLOCK.LOG when it is given back;
 /// 0 is never. Takes effect at once.
-pub(crate) static LOG_HOLDS_MS: AtomicI64 = AtomicI64::new(LOG_HOLDS_MS_DEFAULT);
-pub(crate) const LOG_HOLDS_MS_DEFAULT: i64 = 0;
-/// As long as a lease can be.
-pub(crate) const LOG_HOLDS_MS_BOUNDS: (i64, i64) = (0, rlock_core::INTEGER_MAX);
+pub(crate) static LOG_HOLDS_MS: Number = Number::new(0, 0, INTEGER_MAX);
 
 /// `rlock.log-waits-ms`: a wait that lasts this long is logged in RLOCK.LOG and in the server's
 /// log; 0 is never. Takes effect at once, also for present waiters.
-pub(crate) static LOG_WAITS_MS: AtomicI64 = AtomicI64::new(LOG_WAITS_MS_DEFAULT);
-pub(crate) const LOG_WAITS_MS_DEFAULT: i64 = 1000;
-/// As long as a wait can be.
-pub(crate) const LOG_WAITS_MS_BOUNDS: (i64, i64) = (0, rlock_core::INTEGER_MAX);
+pub(crate) static LOG_WAITS_MS: Number = Number::new(1000, 0, INTEGER_MAX);
 
 /// `rlock.publish`: where the unlock message goes.
 pub(crate) static PUBLISH: Publish = Publish(AtomicI32::new(0));
@@ -147,37 +166,11 @@ pub(crate) fn metrics_patterns() -> Vec<u8> {
     PATTERNS.with(|text| text.0.as_str().bytes().to_vec())
 }
 
-/// The present value of `rlock.max-waiters-per-lock`.
-pub(crate) fn waiters_per_lock_max() -> u32 {
-    u32::try_from(WAITERS_PER_LOCK_MAX.load(Ordering::Relaxed)).unwrap_or(u32::MAX)
-}
-
-/// The present value of `rlock.max-sessions`.
-pub(crate) fn sessions_max() -> u32 {
-    u32::try_from(SESSIONS_MAX.load(Ordering::Relaxed)).unwrap_or(u32::MAX)
-}
-
-/// The present value of `rlock.max-events-per-session`.
-pub(crate) fn events_per_session_max() -> u32 {
-    u32::try_from(EVENTS_PER_SESSION_MAX.load(Ordering::Relaxed)).unwrap_or(u32::MAX)
-}
-
-/// The present value of `rlock.fence-guard-ms`.
-pub(crate) fn fence_guard_ms() -> i64 {
-    FENCE_GUARD_MS.load(Ordering::Relaxed)
-}
-
-/// The present value of `rlock.grant-delay-ms`.
-pub(crate) fn grant_delay_ms() -> i64 {
-    GRANT_DELAY_MS.load(Ordering::Relaxed)
-}
-
 /// The present values of the options of the log.
 pub(crate) fn log_options() -> LogOptions {
-    let max_len = LOG_LEN_MAX.load(Ordering::Relaxed);
     LogOptions {
-        max_len: usize::try_from(max_len).unwrap_or(0),
-        holds_ms: LOG_HOLDS_MS.load(Ordering::Relaxed),
-        waits_ms: LOG_WAITS_MS.load(Ordering::Relaxed),
+        max_len: usize::try_from(LOG_LEN_MAX.now()).unwrap_or(0),
+        holds_ms: LOG_HOLDS_MS.now(),
+        waits_ms: LOG_WAITS_MS.now(),
     }
 }

@@ -40,14 +40,14 @@ pub(crate) fn follow_server(ctx: Ctx<'_>) {
 /// Raises the token mark. Called after every change that may have brought another server's tokens
 /// here.
 pub(crate) fn start_tokens() {
-    let (now, guard_ms) = (clock::now(), config::fence_guard_ms());
+    let (now, guard_ms) = (clock::now(), config::FENCE_GUARD_MS.now());
     state::with(|state| state.locks.start_tokens(now, guard_ms));
 }
 
 /// Starts the grant delay when the module is loaded. A promotion does not start it again: the delay
 /// is for a server that lost its data, not for a failover.
 pub(crate) fn start_grant_delay() {
-    let (now, delay_ms) = (clock::now(), config::grant_delay_ms());
+    let (now, delay_ms) = (clock::now(), config::GRANT_DELAY_MS.now());
     state::with(|state| state.locks.start_grant_delay(now, delay_ms));
 }
 
@@ -151,7 +151,7 @@ impl ServerEvents for Changes {
                 return tick(ctx);
             }
             ServerEvent::Configured => {
-                let delay_ms = config::grant_delay_ms();
+                let delay_ms = config::GRANT_DELAY_MS.now();
                 state::with(|state| state.locks.set_grant_delay(delay_ms));
                 take_options();
             }

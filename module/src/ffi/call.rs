@@ -16,6 +16,19 @@ use std::ops::Deref;
 use std::sync::OnceLock;
 use std::{ptr, slice};
 
+/// Replicates a command, by the name that it has on this server if that may be another one. The
+/// format has a letter for each argument; a pointer and a length are one.
+macro_rules! replicate {
+    ($ctx:expr, $command:literal, $($rest:expr),+) => {
+        replicate!($ctx, $command as $command.as_ptr(), $($rest),+)
+    };
+    ($ctx:expr, $command:literal as $name:expr, $format:literal, $($argument:expr),+) => {{
+        let (name, format) = ($name, $format.as_ptr());
+        let result = server!(RedisModule_Replicate($ctx.raw, name, format, $($argument),+));
+        check_replicated($command, result);
+    }};
+}
+
 /// A call's context: the database, the client, the way to reply.
 #[derive(Clone, Copy)]
 pub(crate) struct Ctx<'a> {
@@ -179,96 +192,50 @@ impl<'a> Ctx<'a> {
 
     /// `HSET key field value`.
     pub(crate) fn replicate_hset(self, key: Str<'_>, (field, value): Field<'_>) {
-        let (command, format) = (c"HSET", c"sss".as_ptr());
-        let result = server!(RedisModule_Replicate(
-            self.raw,
-            command.as_ptr(),
-            format,
-            key.raw,
-            field.raw,
-            value.raw
-        ));
-        check_replicated(command, result);
+        replicate!(self, c"HSET", c"sss", key.raw, field.raw, value.raw);
     }
 
     /// `HSET key field value field value`. Not as a vector ("v"): for that the server allocates
     /// once more.
     pub(crate) fn replicate_hset_both(self, key: Str<'_>, one: Field<'_>, other: Field<'_>) {
-        let (command, format) = (c"HSET", c"sssss".as_ptr());
-        let result = server!(RedisModule_Replicate(
-            self.raw,
-            command.as_ptr(),
-            format,
-            key.raw,
-            one.0.raw,
-            one.1.raw,
-            other.0.raw,
-            other.1.raw
-        ));
-        check_replicated(command, result);
+        let ((field, value), (next, its_value)) = (one, other);
+        let (field, value, next, its_value) = (field.raw, value.raw, next.raw, its_value.raw);
+        replicate!(
+            self, c"HSET", c"sssss", key.raw, field, value, next, its_value
+        );
     }
 
     pub(crate) fn replicate_hdel(self, key: Str<'_>, field: Str<'_>) {
-        let (command, format) = (c"HDEL", c"ss".as_ptr());
-        let result = server!(RedisModule_Replicate(
-            self.raw,
-            command.as_ptr(),
-            format,
-            key.raw,
-            field.raw
-        ));
-        check_replicated(command, result);
+        replicate!(self, c"HDEL", c"ss", key.raw, field.raw);
     }
 
     pub(crate) fn replicate_pexpireat(self, key: Str<'_>, at: &[u8]) {
-        let (command, format) = (c"PEXPIREAT", c"sb".as_ptr());
-        let at_ptr: *const c_char = at.as_ptr().cast();
-        let result = server!(RedisModule_Replicate(
-            self.raw,
-            command.as_ptr(),
-            format,
-            key.raw,
-            at_ptr,
-            at.len()
-        ));
-        check_replicated(command, result);
+        replicate!(self, c"PEXPIREAT", c"sb", key.raw, at.as_ptr(), at.len());
     }
 
     /// `DEL key`, or `UNLINK key`.
     pub(crate) fn replicate_del(self, key: Str<'_>) {
-        let (command, format) = (DELETE.name(), c"s".as_ptr());
-        let result = server!(RedisModule_Replicate(self.raw, command, format, key.raw));
-        check_replicated(c"DEL", result);
+        replicate!(self, c"DEL" as DELETE.name(), c"s", key.raw);
     }
 
     /// `SET key value PXAT at`.
     pub(crate) fn replicate_set(self, key: Str<'_>, value: Str<'_>, at: &[u8]) {
-        let (command, format) = (c"SET", c"sscb".as_ptr());
-        let at_ptr: *const c_char = at.as_ptr().cast();
-        let result = server!(RedisModule_Replicate(
-            self.raw,
-            command.as_ptr(),
-            format,
+        let (value, word) = (value.raw, c"PXAT".as_ptr());
+        replicate!(
+            self,
+            c"SET",
+            c"sscb",
             key.raw,
-            value.raw,
-            c"PXAT".as_ptr(),
-            at_ptr,
+            value,
+            word,
+            at.as_ptr(),
             at.len()
-        ));
-        check_replicated(command, result);
+        );
     }
 
     /// `SET key value`, without an expiry.
     pub(crate) fn replicate_set_forever(self, key: Str<'_>, value: Str<'_>) {
-        let (command, format) = (c"SET", c"ss".as_ptr());
-        let result = server!(RedisModule_Replicate(
-            self.raw,
-            command.as_ptr(),
-            format,
-            key.raw,
-            value.raw
-        ));
-        check_replicated(command, result);
+        replicate!(self, c"SET", c"ss", key.raw, value.raw);
     }
 
     /// `PUBLISH channel message`, to replicas only: a message is not data, so the AOF does not need
@@ -284,18 +251,16 @@ impl<'a> Ctx<'a> {
     }
 
     fn replicate_message(self, command: &Needed, channel: Str<'_>, message: Str<'_>) {
-        let (command, format) = (command.name(), c"Ass".as_ptr());
-        if command.is_null() {
-            return;
+        let command = command.name();
+        if !command.is_null() {
+            replicate!(
+                self,
+                c"PUBLISH" as command,
+                c"Ass",
+                channel.raw,
+                message.raw
+            );
         }
-        let result = server!(RedisModule_Replicate(
-            self.raw,
-            command,
-            format,
-            channel.raw,
-            message.raw
-        ));
-        check_replicated(c"PUBLISH", result);
     }
 
     pub(crate) fn publish(self, channel: Str<'_>, message: Str<'_>) {
@@ -584,24 +549,23 @@ impl CallReply {
     pub(super) fn text(&self) -> &[u8] {
         let mut len = 0;
         let text = server!(RedisModule_CallReplyStringPtr(self.0, &raw mut len));
-        if text.is_null() {
-            return &[];
-        }
-        // SAFETY: the text is `len` bytes and lives as long as the reply.
-        unsafe { slice::from_raw_parts(text.cast(), len) }
+        Self::bytes(self, text, len)
     }
-}
 
-impl CallReply {
     /// The reply as it goes over the wire.
     pub(super) fn wire(&self) -> &[u8] {
         let mut len = 0;
         let text = server!(RedisModule_CallReplyProto(self.0, &raw mut len));
-        if text.is_null() {
+        Self::bytes(self, text, len)
+    }
+
+    /// Bytes that the server has told of this reply; it may have told none.
+    fn bytes(_of: &Self, start: *const c_char, len: usize) -> &[u8] {
+        if start.is_null() {
             return &[];
         }
         // SAFETY: the text is `len` bytes and lives as long as the reply.
-        unsafe { slice::from_raw_parts(text.cast(), len) }
+        unsafe { slice::from_raw_parts(start.cast(), len) }
     }
 
     /// The element of an array at this place; none beyond its end, or if the reply is no array.

@@ -130,11 +130,8 @@ impl Argument {
         kind: ArgumentKind,
     ) -> Self {
         Self {
-            name,
-            kind,
             token: Some(token),
-            optional: false,
-            many: false,
+            ..Self::new(name, kind)
         }
     }
 
@@ -150,11 +147,8 @@ impl Argument {
         kind: ArgumentKind,
     ) -> Self {
         Self {
-            name,
-            kind,
-            token: Some(token),
             optional: true,
-            many: false,
+            ..Self::with_token(token, name, kind)
         }
     }
 

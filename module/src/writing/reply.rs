@@ -73,6 +73,7 @@ fn event_kind_of(ctx: Ctx<'_>, event: &Event) {
         EventKind::Lost(LostReason::Broken) => ctx.reply_bytes(b"broken"),
         EventKind::Lost(LostReason::Deleted) => ctx.reply_bytes(b"deleted"),
         EventKind::Lost(LostReason::Released) => ctx.reply_bytes(b"released"),
+        EventKind::Lost(LostReason::Taken) => ctx.reply_bytes(b"taken"),
         EventKind::Error(refusal) => ctx.reply_bytes(text_of(ctx, refusal).as_bytes()),
         EventKind::Wanted { waiters } => ctx.reply_integer((*waiters).into()),
     }
@@ -114,11 +115,41 @@ pub(crate) fn integer_or_null(ctx: Ctx<'_>, value: Option<i64>) {
     }
 }
 
-/// Bytes, or null.
-fn bytes_or_null(ctx: Ctx<'_>, value: Option<&[u8]>) {
-    match value {
-        Some(value) => ctx.reply_bytes(value),
-        None => ctx.reply_null(),
+/// A map that has begun. Each function adds an entry.
+#[derive(Clone, Copy)]
+struct Map<'a>(Ctx<'a>);
+
+impl<'a> Map<'a> {
+    fn new(ctx: Ctx<'a>, len: usize) -> Self {
+        ctx.reply_map(len);
+        Self(ctx)
+    }
+
+    fn number(self, name: &[u8], value: i64) {
+        self.number_or_null(name, Some(value));
+    }
+
+    fn number_or_null(self, name: &[u8], value: Option<i64>) {
+        self.0.reply_bytes(name);
+        integer_or_null(self.0, value);
+    }
+
+    fn bytes(self, name: &[u8], value: &[u8]) {
+        self.bytes_or_null(name, Some(value));
+    }
+
+    fn bytes_or_null(self, name: &[u8], value: Option<&[u8]>) {
+        self.0.reply_bytes(name);
+        match value {
+            Some(value) => self.0.reply_bytes(value),
+            None => self.0.reply_null(),
+        }
+    }
+
+    /// The elements follow.
+    fn array(self, name: &[u8], len: usize) {
+        self.0.reply_bytes(name);
+        self.0.reply_array(len);
     }
 }
 
@@ -160,9 +191,9 @@ pub(crate) struct PermitsReport {
 
 /// The map of RLOCK.INFO for a plain lock.
 pub(crate) fn lock_report(ctx: Ctx<'_>, report: &LockReport) {
-    ctx.reply_map(9);
-    held(ctx, report);
-    queue(ctx, &report.queue, Queue::Plain);
+    let map = Map::new(ctx, 9);
+    held(map, report);
+    queue(map, &report.queue, Queue::Plain);
 }
 
 /// The same for a read-write lock.
@@ -172,27 +203,20 @@ pub(crate) fn read_write_report(
     mode: Mode,
     holders: &[HolderReport],
 ) {
-    ctx.reply_map(11);
-    ctx.reply_bytes(b"mode");
-    ctx.reply_bytes(name_of(mode));
-    held(ctx, report);
-    ctx.reply_bytes(b"holders");
-    ctx.reply_array(holders.len());
+    let map = Map::new(ctx, 11);
+    map.bytes(b"mode", name_of(mode));
+    held(map, report);
+    map.array(b"holders", holders.len());
     for holder in holders {
-        ctx.reply_map(8);
-        ctx.reply_bytes(b"owner");
-        ctx.reply_bytes(&holder.owner);
-        ctx.reply_bytes(b"mode");
-        ctx.reply_bytes(name_of(holder.mode));
-        ctx.reply_bytes(b"count");
-        integer_or_null(ctx, holder.count);
-        ctx.reply_bytes(b"token");
-        integer_or_null(ctx, holder.token);
-        ctx.reply_bytes(b"ttl-ms");
-        ctx.reply_integer(holder.ttl_ms);
-        hold(ctx, Some(&holder.hold));
+        let map = Map::new(ctx, 8);
+        map.bytes(b"owner", &holder.owner);
+        map.bytes(b"mode", name_of(holder.mode));
+        map.number_or_null(b"count", holder.count);
+        map.number_or_null(b"token", holder.token);
+        map.number(b"ttl-ms", holder.ttl_ms);
+        hold(map, Some(&holder.hold));
     }
-    queue(ctx, &report.queue, Queue::WithMode);
+    queue(map, &report.queue, Queue::WithMode);
 }
 
 /// The same for permits.
@@ -203,51 +227,39 @@ pub(crate) fn permits_report(
     out: i64,
     holders: &[PermitsReport],
 ) {
-    ctx.reply_map(13);
-    ctx.reply_bytes(b"mode");
-    ctx.reply_bytes(name_of(Mode::Permits));
-    ctx.reply_bytes(b"limit");
-    integer_or_null(ctx, limit);
-    ctx.reply_bytes(b"permits");
-    ctx.reply_integer(out);
-    held(ctx, report);
-    ctx.reply_bytes(b"holders");
-    ctx.reply_array(holders.len());
+    let map = Map::new(ctx, 13);
+    map.bytes(b"mode", name_of(Mode::Permits));
+    map.number_or_null(b"limit", limit);
+    map.number(b"permits", out);
+    held(map, report);
+    map.array(b"holders", holders.len());
     for holder in holders {
-        ctx.reply_map(7);
-        ctx.reply_bytes(b"owner");
-        ctx.reply_bytes(&holder.owner);
-        ctx.reply_bytes(b"permits");
-        integer_or_null(ctx, holder.permits);
-        ctx.reply_bytes(b"token");
-        integer_or_null(ctx, holder.token);
-        ctx.reply_bytes(b"ttl-ms");
-        integer_or_null(ctx, holder.ttl_ms);
-        hold(ctx, Some(&holder.hold));
+        let map = Map::new(ctx, 7);
+        map.bytes(b"owner", &holder.owner);
+        map.number_or_null(b"permits", holder.permits);
+        map.number_or_null(b"token", holder.token);
+        map.number_or_null(b"ttl-ms", holder.ttl_ms);
+        hold(map, Some(&holder.hold));
     }
-    queue(ctx, &report.queue, Queue::WithPermits);
+    queue(map, &report.queue, Queue::WithPermits);
 }
 
-fn held(ctx: Ctx<'_>, report: &LockReport) {
-    ctx.reply_bytes(b"owner");
-    bytes_or_null(ctx, report.owner.as_deref());
-    ctx.reply_bytes(b"count");
-    integer_or_null(ctx, report.count);
-    ctx.reply_bytes(b"token");
-    integer_or_null(ctx, report.token);
-    ctx.reply_bytes(b"ttl-ms");
-    ctx.reply_integer(report.ttl_ms);
-    hold(ctx, report.hold.as_ref());
+fn held(map: Map<'_>, report: &LockReport) {
+    map.bytes_or_null(b"owner", report.owner.as_deref());
+    map.number_or_null(b"count", report.count);
+    map.number_or_null(b"token", report.token);
+    map.number(b"ttl-ms", report.ttl_ms);
+    hold(map, report.hold.as_ref());
 }
 
 /// The facts about a hold that are not in its key.
-fn hold(ctx: Ctx<'_>, hold: Option<&HoldView>) {
-    ctx.reply_bytes(b"held-ms");
-    integer_or_null(ctx, hold.and_then(|hold| hold.held_ms));
-    ctx.reply_bytes(b"session");
-    bytes_or_null(ctx, hold.and_then(|hold| hold.session.as_deref()));
-    ctx.reply_bytes(b"client-id");
-    integer_or_null(ctx, hold.and_then(|hold| hold.client_id).map(number));
+fn hold(map: Map<'_>, hold: Option<&HoldView>) {
+    map.number_or_null(b"held-ms", hold.and_then(|hold| hold.held_ms));
+    map.bytes_or_null(b"session", hold.and_then(|hold| hold.session.as_deref()));
+    map.number_or_null(
+        b"client-id",
+        hold.and_then(|hold| hold.client_id).map(number),
+    );
 }
 
 /// Which entry the map of each waiter has in addition.
@@ -258,34 +270,21 @@ enum Queue {
     WithPermits,
 }
 
-fn queue(ctx: Ctx<'_>, queue: &[WaiterView], with: Queue) {
-    ctx.reply_bytes(b"waiters");
-    ctx.reply_integer(queue.len().try_into().unwrap_or(i64::MAX));
-    ctx.reply_bytes(b"queue");
-    ctx.reply_array(queue.len());
+fn queue(map: Map<'_>, queue: &[WaiterView], with: Queue) {
+    map.number(b"waiters", number(queue.len()));
+    map.array(b"queue", queue.len());
     for waiter in queue {
-        ctx.reply_map(if with == Queue::Plain { 5 } else { 6 });
-        ctx.reply_bytes(b"owner");
-        ctx.reply_bytes(&waiter.owner);
+        let map = Map::new(map.0, if with == Queue::Plain { 5 } else { 6 });
+        map.bytes(b"owner", &waiter.owner);
         match with {
             Queue::Plain => {}
-            Queue::WithMode => {
-                ctx.reply_bytes(b"mode");
-                ctx.reply_bytes(name_of(waiter.mode));
-            }
-            Queue::WithPermits => {
-                ctx.reply_bytes(b"permits");
-                integer_or_null(ctx, waiter.permits);
-            }
+            Queue::WithMode => map.bytes(b"mode", name_of(waiter.mode)),
+            Queue::WithPermits => map.number_or_null(b"permits", waiter.permits),
         }
-        ctx.reply_bytes(b"session");
-        bytes_or_null(ctx, waiter.session.as_deref());
-        ctx.reply_bytes(b"client-id");
-        ctx.reply_integer(number(waiter.client_id));
-        ctx.reply_bytes(b"waited-ms");
-        ctx.reply_integer(waiter.waited_ms);
-        ctx.reply_bytes(b"left-ms");
-        ctx.reply_integer(waiter.left_ms);
+        map.bytes_or_null(b"session", waiter.session.as_deref());
+        map.number(b"client-id", number(waiter.client_id));
+        map.number(b"waited-ms", waiter.waited_ms);
+        map.number(b"left-ms", waiter.left_ms);
     }
 }
 
@@ -313,29 +312,18 @@ pub(crate) fn queues(ctx: Ctx<'_>, queues: &[QueueView]) {
 pub(crate) fn sessions(ctx: Ctx<'_>, sessions: &[(SessionView, Option<String>)]) {
     ctx.reply_array(sessions.len());
     for (session, address) in sessions {
-        ctx.reply_map(11);
-        ctx.reply_bytes(b"session");
-        ctx.reply_bytes(&session.name);
-        ctx.reply_bytes(b"client-id");
-        integer_or_null(ctx, session.client_id.map(number));
-        ctx.reply_bytes(b"address");
-        bytes_or_null(ctx, address.as_deref().map(str::as_bytes));
-        ctx.reply_bytes(b"holds");
-        ctx.reply_integer(number(session.holds));
-        ctx.reply_bytes(b"waiters");
-        ctx.reply_integer(number(session.waiters));
-        ctx.reply_bytes(b"grace-ms");
-        ctx.reply_integer(session.grace_ms);
-        ctx.reply_bytes(b"age-ms");
-        ctx.reply_integer(session.age_ms);
-        ctx.reply_bytes(b"listening");
-        ctx.reply_integer(session.client_id.is_some().into());
-        ctx.reply_bytes(b"epoch");
-        integer_or_null(ctx, session.epoch.map(number));
-        ctx.reply_bytes(b"bound");
-        integer_or_null(ctx, session.bound.map(number));
-        ctx.reply_bytes(b"unacknowledged");
-        ctx.reply_integer(number(session.unacknowledged));
+        let map = Map::new(ctx, 11);
+        map.bytes(b"session", &session.name);
+        map.number_or_null(b"client-id", session.client_id.map(number));
+        map.bytes_or_null(b"address", address.as_deref().map(str::as_bytes));
+        map.number(b"holds", number(session.holds));
+        map.number(b"waiters", number(session.waiters));
+        map.number(b"grace-ms", session.grace_ms);
+        map.number(b"age-ms", session.age_ms);
+        map.number(b"listening", session.client_id.is_some().into());
+        map.number_or_null(b"epoch", session.epoch.map(number));
+        map.number_or_null(b"bound", session.bound.map(number));
+        map.number(b"unacknowledged", number(session.unacknowledged));
     }
 }
 
@@ -343,22 +331,14 @@ pub(crate) fn sessions(ctx: Ctx<'_>, sessions: &[(SessionView, Option<String>)])
 pub(crate) fn log(ctx: Ctx<'_>, entries: &[LogView]) {
     ctx.reply_array(entries.len());
     for entry in entries {
-        ctx.reply_map(8);
-        ctx.reply_bytes(b"id");
-        ctx.reply_integer(number(entry.id));
-        ctx.reply_bytes(b"time-ms");
-        ctx.reply_integer(entry.time_ms);
-        ctx.reply_bytes(b"event");
-        ctx.reply_bytes(entry.event.name().as_bytes());
-        ctx.reply_bytes(b"db");
-        ctx.reply_integer(entry.db.into());
-        ctx.reply_bytes(b"key");
-        bytes_or_null(ctx, entry.key.as_deref());
-        ctx.reply_bytes(b"owner");
-        bytes_or_null(ctx, entry.owner.as_deref());
-        ctx.reply_bytes(b"token");
-        integer_or_null(ctx, entry.token.map(Token::get));
-        ctx.reply_bytes(b"text");
-        ctx.reply_bytes(entry.text.as_bytes());
+        let map = Map::new(ctx, 8);
+        map.number(b"id", number(entry.id));
+        map.number(b"time-ms", entry.time_ms);
+        map.bytes(b"event", entry.event.name().as_bytes());
+        map.number(b"db", entry.db.into());
+        map.bytes_or_null(b"key", entry.key.as_deref());
+        map.bytes_or_null(b"owner", entry.owner.as_deref());
+        map.number_or_null(b"token", entry.token.map(Token::get));
+        map.bytes(b"text", entry.text.as_bytes());
     }
 }

@@ -24,6 +24,8 @@ from redis.exceptions import LockError, RedisError, ResponseError
 # Seconds before another attempt to connect; commands that are sent before their replies are read;
 # the part of a lease or grace that a client may count on, since clocks run at different speeds.
 PAUSE, BATCH, SAFE = 0.05, 1000, 0.98
+# The events, and the bytes of their keys and owners, with which the server ends a reply to EVENTS.
+FULL = 1000, 256 * 1024
 ASKING, REFUSED, WAITING, HELD, OVER = "asking", "refused", "waiting", "held", "over"
 
 
@@ -165,8 +167,9 @@ class Client:
         self.session, self.numbers = str(uuid.uuid4()), itertools.count(1)
         # The guards by their owners, and the commands without an answer, in order.
         self.guards, self.commands = {}, deque()
-        # The last event heard; for each life, when the last EVENTS answered in it was sent.
-        self.life, self.seq, self.confirmed = 0, 0, {}
+        # The last event heard; for each life, when the last EVENTS answered in it was sent, and
+        # the last whose reply told all that had happened.
+        self.life, self.seq, self.confirmed, self.told = 0, 0, {}, {}
         self.beat, self.work, self.idle = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.idle.set()
         self.patience = grace / 4  # without a reply for longer, a connection is replaced
@@ -239,12 +242,14 @@ class Client:
             pause = int(min(self.grace / 5, self.lease / 6) * 1000)
 
     def hear(self, sent, life, events):
-        before = self.confirmed.get(life, 0)
+        before = self.told.get(life, 0)
         guards = list(self.guards.values())
         for guard in guards:
             if guard.phase == HELD:
                 guard.is_lost()  # what follows confirms none that has ended
         self.confirmed[life] = sent
+        if len(events) < FULL[0] and sum(len(of[2]) + len(of[3]) for of in events) < FULL[1]:
+            self.told[life] = sent  # nothing that had happened by then is still to be told
         if life != self.life:
             self.life, self.seq = life, 0
             for guard in guards:

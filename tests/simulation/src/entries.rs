@@ -1,5 +1,5 @@
-//! Of what an owner has nothing under way, the server must count as often as there are guards: not
-//! less, and not more, which nobody would give back before the lease ends.
+//! Of what an owner has nothing under way, the server must count one hold in each mode in which
+//! there are guards: not less, and not more, which nobody would give back before the lease ends.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use rlock_test::Server;
 use tokio::time::Instant;
 
-use crate::judge::{Held, name};
+use crate::judge::{Held, counted, name};
 use crate::schedule::{FaultKind, Schedule};
 use crate::stops;
 
@@ -122,8 +122,7 @@ impl Entries {
                     continue;
                 }
                 let here = held.iter().filter(is_of);
-                let here = here.filter(|held| held.locks.contains(&lock));
-                let guards: u64 = here.map(|held| held.entries()).sum();
+                let guards = counted(here.filter(|held| held.locks.contains(&lock)));
                 let count = server.count(&name, &owner);
                 let is_idle = guards == 0 && count == 1 && self.kept.borrow().contains(&owner);
                 let is_wrong = count != guards && !is_idle;

@@ -1,7 +1,7 @@
 //! What must hold, whatever happens: the promises of the documents, looked at from outside.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -131,6 +131,8 @@ impl AnyGuard {
 pub(crate) struct Held {
     pub(crate) locks: Vec<u8>,
     pub(crate) owner: String,
+    /// See [`Held::counts_as`].
+    counted_as: Cell<u8>,
     /// None while its task is about to give it back.
     pub(crate) guard: RefCell<Option<AnyGuard>>,
     /// The process.
@@ -162,10 +164,30 @@ impl Held {
         self.since
     }
 
-    /// How often the server must count its owner for it.
-    pub(crate) fn entries(&self) -> u64 {
-        self.share.map_or(1, |share| share.permits.into())
+    /// In which mode the server counts it: as a reader, as a writer, or otherwise.
+    fn counts_as(&self) -> u8 {
+        if let Some(guard) = &*self.guard.borrow() {
+            self.counted_as.set(match guard.mode() {
+                Mode::Read => 1,
+                Mode::Write => 2,
+                _ => 0,
+            });
+        }
+        self.counted_as.get()
     }
+}
+
+/// How often the server must count the owner of these: the permits; or once in each mode, however
+/// often it was entered.
+pub(crate) fn counted<'a>(held: impl Iterator<Item = &'a Rc<Held>>) -> u64 {
+    let (mut modes, mut permits) = (BTreeSet::new(), 0);
+    for held in held {
+        match held.share {
+            Some(share) => permits += u64::from(share.permits),
+            None => drop(modes.insert(held.counts_as())),
+        }
+    }
+    permits + u64::try_from(modes.len()).unwrap_or(u64::MAX)
 }
 
 /// What the documents do not promise under the faults of this run.
@@ -662,6 +684,7 @@ impl Judge {
         let held = Rc::new(Held {
             locks: locks.to_vec(),
             owner,
+            counted_as: Cell::default(),
             guard: RefCell::new(Some(guard)),
             client: by.0,
             has_grace: by.1,
@@ -796,7 +819,7 @@ impl Judge {
                         && other.locks.contains(lock)
                         && other.says_held().is_some()
                 };
-                let guards: u64 = all.iter().filter(same).map(|held| held.entries()).sum();
+                let guards = counted(all.iter().filter(same));
                 // Permits have one guard.
                 let is_more = one.share.is_some() && guards < count;
                 let is_short = count > 0 && (guards > count || is_more);

@@ -286,6 +286,8 @@ impl Decision<'_> {
 
     /// Records that the owner holds the lock, with this token and until `ends_at`. The hold belongs
     /// to the session. If no session is named, it stays with the session that has it, if any.
+    /// Another session that had it is told so. Otherwise its client would go on to believe in a
+    /// hold that now ends with the other session.
     pub(crate) fn bind(
         &mut self,
         owner: &[u8],
@@ -303,6 +305,7 @@ impl Decision<'_> {
             ..
         } = &mut *self.locks;
         let since_us = || token.and_then(|token| tokens.granted_at(token));
+        let mut former = None;
         let id = match (known, session) {
             (None, None) => return,
             (Some(id), None) => {
@@ -311,10 +314,11 @@ impl Decision<'_> {
                 id
             }
             (Some(id), Some(session)) => {
-                if let Some(former) = holds.rebind(id, session, token, since_us()) {
-                    sessions.remove_hold(former, id);
+                former = holds.rebind(id, session, token, since_us());
+                if let Some(former) = &former {
+                    sessions.remove_hold(former.session, id);
+                    sessions.add_hold(session, id);
                 }
-                sessions.add_hold(session, id);
                 id
             }
             (None, Some(session)) => {
@@ -335,6 +339,10 @@ impl Decision<'_> {
             }
         };
         holds.check_after(id, ends_at.filter(|end| *end != NEVER));
+        if let Some(former) = former {
+            let kind = EventKind::Lost(LostReason::Taken);
+            self.locks.tell_of(former, kind, self.effects);
+        }
     }
 
     /// Drops the record of a hold that has ended, and tells nobody.

@@ -18,7 +18,7 @@ impl Decision<'_> {
         let why = match reason {
             LostReason::Expired => "its lease was over",
             LostReason::Deleted => "its key was deleted, or written by somebody else",
-            LostReason::Broken | LostReason::Released => return,
+            LostReason::Broken | LostReason::Released | LostReason::Taken => return,
         };
         if !self.locks.log.is_on() {
             return;

@@ -23,6 +23,19 @@ pub(crate) struct WaitOf {
     reply_to: ReplyTarget,
 }
 
+impl WaitOf {
+    /// The event that the wait is over, with the token if it was granted.
+    fn event(self, kind: EventKind, token: Option<Token>) -> Event {
+        Event {
+            kind,
+            lock: self.lock,
+            owner: self.owner,
+            mode: self.mode,
+            token,
+        }
+    }
+}
+
 impl Locks {
     pub(crate) fn wait_of(&self, id: WaiterId) -> Option<WaitOf> {
         let waiter = self.table.get(id)?;
@@ -55,28 +68,6 @@ impl Locks {
         self.tell(hold.session, event, effects);
     }
 
-    /// Tells a session that one of its waits is over, and with which token if it was granted.
-    fn tell_over(
-        &mut self,
-        session: SessionId,
-        of: WaitOf,
-        kind: EventKind,
-        token: Option<Token>,
-        effects: &mut Vec<Effect>,
-    ) {
-        let WaitOf {
-            lock, owner, mode, ..
-        } = of;
-        let event = Event {
-            kind,
-            lock,
-            owner,
-            mode,
-            token,
-        };
-        self.tell(session, event, effects);
-    }
-
     pub(crate) fn tell_granted(
         &mut self,
         of: WaitOf,
@@ -93,7 +84,11 @@ impl Locks {
                 grant,
             }),
             ReplyTarget::Session(session) => {
-                self.tell_over(session, of, EventKind::Granted, Some(grant.token), effects);
+                self.tell(
+                    session,
+                    of.event(EventKind::Granted, Some(grant.token)),
+                    effects,
+                );
             }
         }
     }
@@ -107,7 +102,7 @@ impl Locks {
                 why: WaitOutcome::Refused(CommandError::NoSession),
             }),
             ReplyTarget::Session(session) => {
-                self.tell_over(session, of, EventKind::Left, None, effects);
+                self.tell(session, of.event(EventKind::Left, None), effects);
             }
         }
     }
@@ -163,7 +158,7 @@ impl Locks {
                     WaitOutcome::NotAcquired { ttl_ms } => EventKind::Timeout { ttl_ms },
                     WaitOutcome::Refused(error) => EventKind::Error(error),
                 };
-                self.tell_over(session, of, kind, None, effects);
+                self.tell(session, of.event(kind, None), effects);
             }
         }
     }

@@ -11,136 +11,195 @@ use crate::values::word::Word;
 use std::fmt;
 use std::rc::Rc;
 
-/// The reason for which a command was refused. It has changed nothing.
-///
-/// `Display` gives the text for the client: a code word, then the argument and its bounds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CommandError {
+/// The refusals: the variants of [`CommandError`], each with its values and its text.
+macro_rules! refusals {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident
+        $(($($value:ident: $type:ty),+))?
+        $({ $($(#[$field_doc:meta])* $field:ident: $field_type:ty,)+ })?
+        => $text:literal $(, $part:expr)*;
+    )+) => {
+        /// The reason for which a command was refused. It has changed nothing.
+        ///
+        /// `Display` gives the text for the client: a code word, then the argument and its bounds.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum CommandError {
+            $(
+                $(#[$doc])*
+                $name $(($($type),+))? $({ $($(#[$field_doc])* $field: $field_type,)+ })?,
+            )+
+        }
+
+        impl fmt::Display for CommandError {
+            #[allow(unused_variables, reason = "not every text has all values")]
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(Self::$name $(($($value),+))? $({ $($field),+ })? => {
+                        write!(f, $text $(, $part)*)
+                    })+
+                }
+            }
+        }
+    };
+}
+
+refusals! {
     /// Too few or too many arguments; the server has a text of its own for this.
-    WrongArity,
+    WrongArity => "ERR wrong number of arguments";
     /// A word that is not an option of the command.
-    UnknownOption(Word),
+    UnknownOption(word: Word) => "ERR unknown option '{word}'";
     /// An option given twice.
-    RepeatedOption(Word),
+    RepeatedOption(word: Word) => "ERR option '{word}' is given twice";
     /// An option without the value that must follow it.
-    MissingValue(Word),
+    MissingValue(word: Word) => "ERR option '{word}' needs a value";
     /// A lease that is not an integer within the bounds.
-    Lease,
+    Lease => "ERR lease-ms must be an integer from 1 to {INTEGER_MAX}";
     /// A wait that is not an integer within the bounds.
-    Wait,
+    Wait => "ERR wait-ms must be an integer from 0 to {INTEGER_MAX}";
     /// A token that is not an integer within the bounds.
-    Token,
+    Token => "ERR token must be an integer from 1 to {}", i64::MAX;
     /// COUNT that is not an integer within the bounds.
-    ListCount,
+    ListCount => "ERR COUNT must be an integer from 1 to {INTEGER_MAX}";
     /// MATCH with too long a pattern.
-    MatchLength,
+    MatchLength => "ERR pattern must have at most {MATCH_LEN_MAX} bytes";
     /// An empty or too long owner.
-    OwnerLength,
+    OwnerLength => "ERR owner must have 1 to {OWNER_LEN_MAX} bytes";
     /// An owner named like one of the lock's own fields.
-    OwnerReserved,
+    OwnerReserved => "ERR owner must not be 'fence' or 'mode', fields of the lock itself";
     /// READ or WRITE for an owner whose name ends like a writer's field.
-    OwnerOfWriter,
+    OwnerOfWriter =>
+        "ERR owner must not end in ':write' with READ or WRITE, as a writer's field does";
     /// READ and WRITE in one command.
-    ReadAndWrite,
+    ReadAndWrite => "ERR option 'WRITE' cannot be combined with 'READ'";
     /// PERMITS that is not an integer within the bounds.
-    Permits,
+    Permits => "ERR permits must be an integer from 1 to {PERMITS_MAX}";
     /// OF that is not an integer within the bounds.
-    Limit,
+    Limit => "ERR OF must be an integer from 1 to {PERMITS_MAX}";
     /// A limit to be set that is not an integer within the bounds.
-    LimitToSet,
+    LimitToSet => "ERR limit must be an integer from 0 to {PERMITS_MAX}";
     /// PERMITS together with READ or WRITE.
-    PermitsAndMode,
+    PermitsAndMode => "ERR option 'PERMITS' cannot be combined with 'READ' or 'WRITE'";
     /// OF without PERMITS.
-    LimitWithoutPermits,
+    LimitWithoutPermits => "ERR option 'OF' needs 'PERMITS'";
     /// More permits than the limit, which is this number.
-    PermitsOverLimit(i64),
+    PermitsOverLimit(limit: i64) => "ERR permits must not exceed their limit, which is {limit}";
     /// More permits given back than the owner holds, which is this number.
-    PermitsNotHeld(i64),
+    PermitsNotHeld(held: i64) =>
+        "ERR permits given back must not exceed those held, whose number is {held}";
     /// Permits for an owner that holds some already.
-    Held,
+    Held => "HELD this owner holds permits of this key already, ONCE begins their lease anew";
     /// Permits without a limit: the caller named none, and none is set.
-    NoLimit,
+    NoLimit => "NOLIMIT no limit is set with RLOCK.LIMIT, and PERMITS names none with OF";
     /// A limit for a name whose limit key would belong to another node.
-    LimitInOtherSlot,
+    LimitInOtherSlot =>
+        "CROSSSLOT key cannot have a limit in a cluster, \
+         its braces put the key of the limit in another slot: name the limit with OF";
     /// Permits while the key's slot moves to another node.
-    LimitOnItsWay,
+    LimitOnItsWay =>
+        "TRYAGAIN the key's slot is on its way to another node, \
+         and with it the limit of permits";
     /// READ on a name whose timeout keys would belong to another node.
-    TimeoutsInOtherSlot,
+    TimeoutsInOtherSlot =>
+        "CROSSSLOT key cannot be locked with READ in a cluster, \
+         its braces put the timeout keys of readers in another slot";
     /// READ or WRITE while the key's slot moves to another node.
-    SlotOnItsWay,
+    SlotOnItsWay =>
+        "TRYAGAIN the key's slot is on its way to another node, \
+         and with it the timeout keys of readers";
     /// A number of keys that is out of bounds, or fewer keys than this number.
-    KeyCount,
+    KeyCount => "ERR numkeys must be an integer from 1 to {KEYS_MAX}, and so many keys must follow";
     /// An empty or too long session.
-    SessionLength,
+    SessionLength => "ERR session must have 1 to {SESSION_LEN_MAX} bytes";
     /// A grace that is not an integer within the bounds.
-    Grace,
+    Grace => "ERR grace-ms must be an integer from 0 to {GRACE_MS_MAX}";
     /// EPOCH that is not an integer within the bounds.
-    Epoch,
+    Epoch => "ERR EPOCH must be an integer from 0 to {INTEGER_MAX}";
     /// AFTER with a life or a number of an event that is not an integer within the bounds.
-    After,
+    After =>
+        "ERR AFTER must be a life and the number of an event, \
+         integers from 0 to {INTEGER_MAX}";
     /// BLOCK and QUEUE in one command.
-    BlockAndQueue,
+    BlockAndQueue => "ERR option 'QUEUE' cannot be combined with 'BLOCK'";
     /// QUEUE without the session that would get the event.
-    QueueWithoutSession,
+    QueueWithoutSession => "ERR option 'QUEUE' needs 'SESSION'";
     /// WANTED without the session that would get the event.
-    WantedWithoutSession,
+    WantedWithoutSession => "ERR option 'WANTED' needs 'SESSION'";
     /// A session without a connection that listens to it.
-    NoSession,
+    NoSession => "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first";
     /// A session that another ACL user began.
-    SessionOfAnother,
+    SessionOfAnother => "NOPERM this session belongs to another ACL user, who began it";
     /// There are as many sessions as `rlock.max-sessions` allows.
-    TooManySessions(u32),
+    TooManySessions(limit: u32) => "SESSIONSFULL too many sessions, rlock.max-sessions is {limit}";
     /// A new session while the server refuses every command that needs memory.
-    OutOfMemory,
+    OutOfMemory => "OOM command not allowed when used memory > 'maxmemory'.";
     /// The connection with this client id listens to the session now; 0 if it has closed again.
-    TakenOver(u64),
+    TakenOver(by: u64) => "TAKENOVER the connection that listens to this session now is {by}";
     /// EVENTS or BIND with a smaller EPOCH than this one, which a later connection has named.
-    Stale(u64),
+    Stale(known: u64) => "STALE a later connection has named EPOCH {known} for this session";
     /// BIND from a caller that has no connection of its own, or within MULTI.
-    CannotBind,
+    CannotBind =>
+        "ERR RLOCK.BIND needs a connection of its own, \
+         so not here within MULTI or another call";
     /// BIND on a connection that is bound to another session.
-    BoundToAnother,
+    BoundToAnother => "ERR this connection is bound to another session already";
     /// BIND cannot close the former connection, since `CLIENT` is renamed.
-    CannotClose,
+    CannotClose =>
+        "ERR RLOCK.BIND cannot close the connection that was bound before, \
+         since this server's command CLIENT is renamed";
     /// EVENTS from a caller that has no connection of its own.
-    NoSessionConnection,
+    NoSessionConnection =>
+        "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call";
     /// EVENTS with BLOCK on a connection that the server does not block.
-    CannotBlock,
+    CannotBlock =>
+        "ERR RLOCK.EVENTS cannot wait on a RESP3 connection with subscriptions, \
+         which this server does not block: give it one of its own";
     /// A wait that could never end, with the owners that would wait for each other.
-    Deadlock(Circle),
+    Deadlock(circle: Circle) => "DEADLOCK {circle}";
     /// A wait behind too many owners that wait for others: the deadlock search cannot tell whether
     /// it could end.
-    ChainTooLong,
+    ChainTooLong =>
+        "QUEUEFULL more than {CHAIN_MAX} owners, or {LOOKS_MAX} of their waits and holds, \
+         would have to be looked at to rule out a deadlock";
     /// GUARD without a command.
-    NoCall,
+    NoCall => "ERR CALL and the command to be run must follow";
     /// A command that GUARD does not run.
-    NotGuarded(Word, NotGuarded),
+    NotGuarded(command: Word, why: NotGuarded) =>
+        "ERR command '{command}' cannot be guarded, {}", why.text();
     /// GUARD by an owner that does not hold the lock, with the token of the present hold.
-    NotHeld(Option<Token>),
+    NotHeld(token: Option<Token>) =>
+        "NOTHELD this owner does not hold the lock, or not with this token{}", present(*token);
     /// A second wait of an owner for the same lock.
-    Waiting,
+    Waiting => "WAITING this owner waits for the lock already, ONCE takes that wait over";
     /// Other modules change the lock each time while the command reads it.
-    Unsettled,
+    Unsettled => "TRYAGAIN another module changes the lock whenever it is looked at";
     /// The server became a replica, which has no waiters.
-    Unblocked,
+    Unblocked =>
+        "UNBLOCKED force unblock from blocking operation, \
+         instance state changed (master -> replica?)";
     /// A re-entry above the largest hold count.
-    HoldCountOverflow,
+    HoldCountOverflow => "ERR hold count must stay within 1 to {HOLD_COUNT_MAX}";
     /// The value of the owner's field is not a hold count.
-    HoldCountMalformed,
+    HoldCountMalformed =>
+        "ERR hold count of this owner is not an integer from 1 to {HOLD_COUNT_MAX}, \
+         it was written by somebody else";
     /// The queue is as long as `rlock.max-waiters-per-lock` allows.
-    TooManyWaiters(u32),
+    TooManyWaiters(limit: u32) =>
+        "QUEUEFULL too many waiters, rlock.max-waiters-per-lock is {limit}";
     /// The key holds another type.
-    WrongType,
+    WrongType => "WRONGTYPE Operation against a key holding the wrong kind of value";
     /// The key holds a hash that is no lock.
-    Data,
+    Data =>
+        "WRONGTYPE the key holds a hash of data, which is no lock: \
+         it has no TTL, and a field that is no hold";
     /// A command for one kind of lock on a lock of another kind.
     WrongKind {
         /// The kind of the lock.
         held: Kind,
         /// The kind that the command is for.
         asked: Kind,
-    },
+    } => "WRONGKIND the key holds {}, not {}", name_of(*held), name_beside(*asked, *held);
     /// The key's slot is served by another node of the cluster.
     Moved {
         /// The slot.
@@ -149,205 +208,29 @@ pub enum CommandError {
         address: Rc<str>,
         /// The node as `host:port`, for a client with TLS.
         tls_address: Rc<str>,
-    },
+    } => "MOVED {slot} {address}";
 }
 
-impl fmt::Display for CommandError {
-    #[allow(clippy::too_many_lines, reason = "one table of texts")]
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::WrongArity => f.write_str("ERR wrong number of arguments"),
-            Self::UnknownOption(word) => write!(f, "ERR unknown option '{word}'"),
-            Self::RepeatedOption(word) => write!(f, "ERR option '{word}' is given twice"),
-            Self::MissingValue(word) => write!(f, "ERR option '{word}' needs a value"),
-            Self::Lease => write!(f, "ERR lease-ms must be an integer from 1 to {INTEGER_MAX}"),
-            Self::Wait => write!(f, "ERR wait-ms must be an integer from 0 to {INTEGER_MAX}"),
-            Self::Token => write!(f, "ERR token must be an integer from 1 to {}", i64::MAX),
-            Self::ListCount => write!(f, "ERR COUNT must be an integer from 1 to {INTEGER_MAX}"),
-            Self::MatchLength => write!(f, "ERR pattern must have at most {MATCH_LEN_MAX} bytes"),
-            Self::OwnerLength => write!(f, "ERR owner must have 1 to {OWNER_LEN_MAX} bytes"),
-            Self::OwnerReserved => {
-                f.write_str("ERR owner must not be 'fence' or 'mode', fields of the lock itself")
-            }
-            Self::OwnerOfWriter => f.write_str(
-                "ERR owner must not end in ':write' with READ or WRITE, as a writer's field does",
-            ),
-            Self::ReadAndWrite => f.write_str("ERR option 'WRITE' cannot be combined with 'READ'"),
-            Self::Permits => write!(f, "ERR permits must be an integer from 1 to {PERMITS_MAX}"),
-            Self::Limit => write!(f, "ERR OF must be an integer from 1 to {PERMITS_MAX}"),
-            Self::LimitToSet => write!(f, "ERR limit must be an integer from 0 to {PERMITS_MAX}"),
-            Self::PermitsAndMode => {
-                f.write_str("ERR option 'PERMITS' cannot be combined with 'READ' or 'WRITE'")
-            }
-            Self::LimitWithoutPermits => f.write_str("ERR option 'OF' needs 'PERMITS'"),
-            Self::PermitsOverLimit(limit) => {
-                write!(
-                    f,
-                    "ERR permits must not exceed their limit, which is {limit}"
-                )
-            }
-            Self::PermitsNotHeld(held) => write!(
-                f,
-                "ERR permits given back must not exceed those held, whose number is {held}"
-            ),
-            Self::Held => f.write_str(
-                "HELD this owner holds permits of this key already, ONCE begins their lease anew",
-            ),
-            Self::NoLimit => f.write_str(
-                "NOLIMIT no limit is set with RLOCK.LIMIT, and PERMITS names none with OF",
-            ),
-            Self::LimitInOtherSlot => f.write_str(
-                "CROSSSLOT key cannot have a limit in a cluster, \
-                 its braces put the key of the limit in another slot: name the limit with OF",
-            ),
-            Self::LimitOnItsWay => f.write_str(
-                "TRYAGAIN the key's slot is on its way to another node, \
-                 and with it the limit of permits",
-            ),
-            Self::TimeoutsInOtherSlot => f.write_str(
-                "CROSSSLOT key cannot be locked with READ in a cluster, \
-                 its braces put the timeout keys of readers in another slot",
-            ),
-            Self::SlotOnItsWay => f.write_str(
-                "TRYAGAIN the key's slot is on its way to another node, \
-                 and with it the timeout keys of readers",
-            ),
-            Self::KeyCount => write!(
-                f,
-                "ERR numkeys must be an integer from 1 to {KEYS_MAX}, and so many keys must follow"
-            ),
-            Self::SessionLength => {
-                write!(f, "ERR session must have 1 to {SESSION_LEN_MAX} bytes")
-            }
-            Self::Grace => write!(
-                f,
-                "ERR grace-ms must be an integer from 0 to {GRACE_MS_MAX}"
-            ),
-            Self::Epoch => write!(f, "ERR EPOCH must be an integer from 0 to {INTEGER_MAX}"),
-            Self::After => write!(
-                f,
-                "ERR AFTER must be a life and the number of an event, \
-                 integers from 0 to {INTEGER_MAX}"
-            ),
-            Self::BlockAndQueue => {
-                f.write_str("ERR option 'QUEUE' cannot be combined with 'BLOCK'")
-            }
-            Self::QueueWithoutSession => f.write_str("ERR option 'QUEUE' needs 'SESSION'"),
-            Self::WantedWithoutSession => f.write_str("ERR option 'WANTED' needs 'SESSION'"),
-            Self::NoSession => f.write_str(
-                "NOSESSION nobody listens to this session, RLOCK.EVENTS must be called first",
-            ),
-            Self::SessionOfAnother => {
-                f.write_str("NOPERM this session belongs to another ACL user, who began it")
-            }
-            Self::TooManySessions(limit) => {
-                write!(
-                    f,
-                    "SESSIONSFULL too many sessions, rlock.max-sessions is {limit}"
-                )
-            }
-            Self::OutOfMemory => {
-                f.write_str("OOM command not allowed when used memory > 'maxmemory'.")
-            }
-            Self::TakenOver(by) => {
-                write!(
-                    f,
-                    "TAKENOVER the connection that listens to this session now is {by}"
-                )
-            }
-            Self::Stale(known) => write!(
-                f,
-                "STALE a later connection has named EPOCH {known} for this session"
-            ),
-            Self::CannotBind => f.write_str(
-                "ERR RLOCK.BIND needs a connection of its own, \
-                 so not here within MULTI or another call",
-            ),
-            Self::BoundToAnother => {
-                f.write_str("ERR this connection is bound to another session already")
-            }
-            Self::CannotClose => f.write_str(
-                "ERR RLOCK.BIND cannot close the connection that was bound before, \
-                 since this server's command CLIENT is renamed",
-            ),
-            Self::NoSessionConnection => f.write_str(
-                "ERR RLOCK.EVENTS needs a connection to live by, so not here within another call",
-            ),
-            Self::CannotBlock => f.write_str(
-                "ERR RLOCK.EVENTS cannot wait on a RESP3 connection with subscriptions, \
-                 which this server does not block: give it one of its own",
-            ),
-            Self::Deadlock(circle) => write!(f, "DEADLOCK {circle}"),
-            Self::ChainTooLong => write!(
-                f,
-                "QUEUEFULL more than {CHAIN_MAX} owners, or {LOOKS_MAX} of their waits and holds, \
-                 would have to be looked at to rule out a deadlock"
-            ),
-            Self::NoCall => f.write_str("ERR CALL and the command to be run must follow"),
-            Self::NotGuarded(command, why) => {
-                write!(
-                    f,
-                    "ERR command '{command}' cannot be guarded, {}",
-                    why.text()
-                )
-            }
-            Self::NotHeld(None) => {
-                f.write_str("NOTHELD this owner does not hold the lock, or not with this token")
-            }
-            Self::NotHeld(Some(token)) => write!(
-                f,
-                "NOTHELD this owner does not hold the lock, or not with this token, \
-                 the present one is {token}",
-                token = token.get()
-            ),
-            Self::Waiting => f.write_str(
-                "WAITING this owner waits for the lock already, ONCE takes that wait over",
-            ),
-            Self::Unsettled => {
-                f.write_str("TRYAGAIN another module changes the lock whenever it is looked at")
-            }
-            Self::Unblocked => f.write_str(
-                "UNBLOCKED force unblock from blocking operation, \
-                 instance state changed (master -> replica?)",
-            ),
-            Self::HoldCountOverflow => {
-                write!(f, "ERR hold count must stay within 1 to {HOLD_COUNT_MAX}")
-            }
-            Self::HoldCountMalformed => write!(
-                f,
-                "ERR hold count of this owner is not an integer from 1 to {HOLD_COUNT_MAX}, \
-                 it was written by somebody else"
-            ),
-            Self::TooManyWaiters(limit) => {
-                write!(
-                    f,
-                    "QUEUEFULL too many waiters, rlock.max-waiters-per-lock is {limit}"
-                )
-            }
-            Self::WrongType => {
-                f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
-            }
-            Self::Data => f.write_str(
-                "WRONGTYPE the key holds a hash of data, which is no lock: \
-                 it has no TTL, and a field that is no hold",
-            ),
-            Self::Moved { slot, address, .. } => write!(f, "MOVED {slot} {address}"),
-            Self::WrongKind { held, asked } => {
-                let held_as = match held {
-                    Kind::Plain => "a plain lock",
-                    Kind::ReadWrite => "a read-write lock",
-                    Kind::Permits => "permits",
-                };
-                let asked = match (held, asked) {
-                    (_, Kind::Permits) => "permits",
-                    (Kind::Permits, Kind::Plain) => "a plain lock",
-                    (Kind::Permits, Kind::ReadWrite) => "a read-write lock",
-                    (_, Kind::Plain) => "a plain one",
-                    (_, Kind::ReadWrite) => "a read-write one",
-                };
-                write!(f, "WRONGKIND the key holds {held_as}, not {asked}")
-            }
-        }
+/// The end of the text of [`CommandError::NotHeld`].
+fn present(token: Option<Token>) -> String {
+    let text = |token: Token| format!(", the present one is {}", token.get());
+    token.map_or_else(String::new, text)
+}
+
+fn name_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Plain => "a plain lock",
+        Kind::ReadWrite => "a read-write lock",
+        Kind::Permits => "permits",
+    }
+}
+
+/// The name of a kind in a text that has named another one before.
+fn name_beside(kind: Kind, other: Kind) -> &'static str {
+    match (kind, other) {
+        (Kind::Plain, Kind::ReadWrite | Kind::Plain) => "a plain one",
+        (Kind::ReadWrite, Kind::Plain | Kind::ReadWrite) => "a read-write one",
+        _ => name_of(kind),
     }
 }
 

@@ -56,6 +56,8 @@ pub enum LostReason {
     Deleted,
     /// A connection that is not bound to the session gave it back.
     Released,
+    /// It belongs to another session now: an ACQUIRE or RENEW of its owner named that session.
+    Taken,
 }
 
 /// A moment in the life of a session: after the event with this number.
@@ -72,6 +74,6 @@ pub struct Moment {
 pub struct Told {
     /// The moment before the first of them.
     pub after: Moment,
-    /// The events.
+    /// The events, as many as one reply may have. The next call tells the rest.
     pub events: Vec<Event>,
 }

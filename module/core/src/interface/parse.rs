@@ -103,15 +103,11 @@ pub(crate) fn owner(bytes: &[u8]) -> Result<&[u8], CommandError> {
 }
 
 pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, CommandError> {
-    integer(bytes)
-        .and_then(Lease::from_ms)
-        .ok_or(CommandError::Lease)
+    checked(bytes, Lease::from_ms, CommandError::Lease)
 }
 
 pub(crate) fn wait(bytes: &[u8]) -> Result<Wait, CommandError> {
-    integer(bytes)
-        .and_then(Wait::from_ms)
-        .ok_or(CommandError::Wait)
+    checked(bytes, Wait::from_ms, CommandError::Wait)
 }
 
 pub(crate) fn session(bytes: &[u8]) -> Result<SessionRef<'_>, CommandError> {
@@ -124,13 +120,21 @@ pub(crate) fn session(bytes: &[u8]) -> Result<SessionRef<'_>, CommandError> {
 }
 
 pub(crate) fn grace(bytes: &[u8]) -> Result<i64, CommandError> {
-    integer(bytes)
-        .filter(|ms| (0..=GRACE_MS_MAX).contains(ms))
-        .ok_or(CommandError::Grace)
+    let within = |ms| (0..=GRACE_MS_MAX).contains(&ms).then_some(ms);
+    checked(bytes, within, CommandError::Grace)
 }
 
 pub(crate) fn epoch(bytes: &[u8]) -> Result<u64, CommandError> {
     number(bytes).ok_or(CommandError::Epoch)
+}
+
+/// An integer, if a value of this type can be made of it.
+fn checked<T>(
+    bytes: &[u8],
+    make: impl FnOnce(i64) -> Option<T>,
+    error: CommandError,
+) -> Result<T, CommandError> {
+    integer(bytes).and_then(make).ok_or(error)
 }
 
 /// A life and the number of an event.
@@ -146,32 +150,24 @@ fn number(bytes: &[u8]) -> Option<u64> {
 }
 
 pub(crate) fn token(bytes: &[u8]) -> Result<Token, CommandError> {
-    integer(bytes)
-        .and_then(Token::new)
-        .ok_or(CommandError::Token)
+    checked(bytes, Token::new, CommandError::Token)
 }
 
 pub(crate) fn permits(bytes: &[u8]) -> Result<Permits, CommandError> {
-    integer(bytes)
-        .and_then(Permits::new)
-        .ok_or(CommandError::Permits)
+    checked(bytes, Permits::new, CommandError::Permits)
 }
 
 pub(crate) fn limit(bytes: &[u8]) -> Result<Permits, CommandError> {
-    integer(bytes)
-        .and_then(Permits::new)
-        .ok_or(CommandError::Limit)
+    checked(bytes, Permits::new, CommandError::Limit)
 }
 
 /// A limit, or 0 for none.
 pub(crate) fn limit_or_none(bytes: &[u8]) -> Result<Option<Permits>, CommandError> {
-    match integer(bytes) {
-        Some(0) => Ok(None),
-        Some(number) => Permits::new(number)
-            .map(Some)
-            .ok_or(CommandError::LimitToSet),
-        None => Err(CommandError::LimitToSet),
-    }
+    let limit = |number| match number {
+        0 => Some(None),
+        _ => Permits::new(number).map(Some),
+    };
+    checked(bytes, limit, CommandError::LimitToSet)
 }
 
 pub(crate) fn key_count(bytes: &[u8]) -> Result<usize, CommandError> {

@@ -50,32 +50,27 @@ pub enum Keys<'a> {
 impl<'a> Command<'a> {
     /// The keys that the command names.
     pub fn keys(&self) -> Keys<'a> {
-        match self {
-            Self::Acquire(request) => Keys::One(request.key),
-            Self::Release(request) => Keys::One(request.key),
-            Self::Renew(request) => Keys::One(request.key),
-            Self::Guard(request) => Keys::One(request.key),
-            Self::Cancel(request) => Keys::One(request.key),
-            Self::Break(key) => Keys::One(key),
-            Self::Limit(request) => Keys::One(request.key),
-            Self::MultiAcquire(request) => Keys::Several(&request.keys),
-            Self::MultiRelease(request) => Keys::Several(&request.keys),
-            Self::MultiRenew(request) => Keys::Several(&request.keys),
-        }
+        self.keys_and_owner().0
     }
 
     /// The owner that the command names; empty for BREAK and LIMIT.
     pub fn owner(&self) -> &'a [u8] {
+        self.keys_and_owner().1
+    }
+
+    #[inline]
+    fn keys_and_owner(&self) -> (Keys<'a>, &'a [u8]) {
         match self {
-            Self::Acquire(request) => request.owner,
-            Self::Release(request) => request.owner,
-            Self::Renew(request) => request.owner,
-            Self::Guard(request) => request.owner,
-            Self::Cancel(request) => request.owner,
-            Self::Break(_) | Self::Limit(_) => &[],
-            Self::MultiAcquire(request) => request.owner,
-            Self::MultiRelease(request) => request.owner,
-            Self::MultiRenew(request) => request.owner,
+            Self::Acquire(request) => (Keys::One(request.key), request.owner),
+            Self::Release(request) => (Keys::One(request.key), request.owner),
+            Self::Renew(request) => (Keys::One(request.key), request.owner),
+            Self::Guard(request) => (Keys::One(request.key), request.owner),
+            Self::Cancel(request) => (Keys::One(request.key), request.owner),
+            Self::Break(key) => (Keys::One(key), &[]),
+            Self::Limit(request) => (Keys::One(request.key), &[]),
+            Self::MultiAcquire(request) => (Keys::Several(&request.keys), request.owner),
+            Self::MultiRelease(request) => (Keys::Several(&request.keys), request.owner),
+            Self::MultiRenew(request) => (Keys::Several(&request.keys), request.owner),
         }
     }
 

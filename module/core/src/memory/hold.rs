@@ -128,19 +128,22 @@ impl SessionHolds {
         Some(id)
     }
 
-    /// Gives the hold to this session, and sets its token. Returns the session that had it before.
+    /// Gives the hold to this session, and sets its token. Returns the hold as it was, if it
+    /// belonged to another session.
     pub(crate) fn rebind(
         &mut self,
         id: HoldId,
         session: SessionId,
         token: Option<Token>,
         since_us: Option<i64>,
-    ) -> Option<SessionId> {
+    ) -> Option<SessionHold> {
         let hold = self.arena.get_mut(id.0).must_exist()?;
+        let former = (hold.session != session).then(|| hold.clone());
         if hold.token != token {
             (hold.token, hold.since_us) = (token, since_us);
         }
-        Some(std::mem::replace(&mut hold.session, session))
+        hold.session = session;
+        former
     }
 
     /// Sets the token of the hold, whichever session it belongs to. Without a token the former one

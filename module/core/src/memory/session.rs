@@ -9,7 +9,7 @@ use crate::interface::event::{Event, Moment, Told};
 use crate::interface::request::Events;
 use crate::values::arena::{Arena, Id};
 use crate::values::ids::{HoldId, Listener, SessionId, SessionRef, WaiterId};
-use crate::values::limits::ROOM_KEPT;
+use crate::values::limits::{EVENTS_TOLD_BYTES, EVENTS_TOLD_MAX, ROOM_KEPT};
 use crate::values::must_exist::MustExist;
 use crate::values::time::{Now, Wait, earlier};
 use crate::values::token::TokenMint;
@@ -50,7 +50,7 @@ pub struct SessionView {
     pub unacknowledged: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Session {
     name: Rc<[u8]>,
     /// The ACL user that began the session. No other user may name it.
@@ -77,7 +77,7 @@ struct Session {
     bind_epoch: Option<u64>,
     /// The number of the last event in this life.
     last: u64,
-    /// The number of the last event that was told.
+    /// The number of the last event in the last reply.
     told: u64,
     /// The events that are not acknowledged: the latest ones, up to the number `last`.
     events: VecDeque<Event>,
@@ -287,21 +287,8 @@ impl Sessions {
         let id = SessionId(self.arena.insert(Session {
             name: Rc::clone(&name),
             user: Rc::from(session.user),
-            client_id: None,
             since: now.mono_ms,
-            grace_ms: 0,
-            grace_end: None,
-            listener: None,
-            is_woken: false,
-            life: None,
-            epoch: None,
-            bound: None,
-            bind_epoch: None,
-            last: 0,
-            told: 0,
-            events: VecDeque::new(),
-            waiters: BTreeSet::new(),
-            holds: BTreeSet::new(),
+            ..Session::default()
         })?);
         self.names.insert(name, id);
         Some(id)
@@ -424,7 +411,8 @@ impl Sessions {
         None
     }
 
-    /// Returns all events that are not acknowledged, and begins a life if there is none.
+    /// Returns the events that are not acknowledged, as many as one reply may have. A session
+    /// without a life begins one.
     pub(crate) fn take_events(&mut self, id: SessionId, now: Now) -> Option<Told> {
         let session = self.arena.get_mut(id.0)?;
         session.is_woken = false;
@@ -432,10 +420,18 @@ impl Sessions {
             (session.last, session.told) = (0, 0);
             self.lives.mint(now.wall_us).get()
         });
-        session.told = session.last;
         let seq = session.acknowledged();
         let after = Moment { life, seq };
-        let events = session.events.iter().cloned().collect();
+        let mut bytes = 0_usize;
+        let has_room = |event: &&Event| {
+            let before = bytes;
+            bytes = before.saturating_add(event.lock.name.len());
+            bytes = bytes.saturating_add(event.owner.len());
+            before < EVENTS_TOLD_BYTES
+        };
+        let events = session.events.iter().take(EVENTS_TOLD_MAX);
+        let events: Vec<_> = events.take_while(has_room).cloned().collect();
+        session.told = seq.saturating_add(u64::try_from(events.len()).unwrap_or(u64::MAX));
         Some(Told { after, events })
     }
 

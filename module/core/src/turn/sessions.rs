@@ -17,15 +17,6 @@ use crate::values::word::Word;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-/// The answer to BIND.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bound {
-    /// The session's present life.
-    pub life: i64,
-    /// The client whose connection was bound before. It must be closed before the reply.
-    pub former: Option<u64>,
-}
-
 impl Locks {
     /// RLOCK.EVENTS: makes this client's connection the session connection, and drops the events
     /// that its client has acknowledged. Another client that waited for the session's events is
@@ -50,21 +41,34 @@ impl Locks {
         Ok(attached)
     }
 
-    /// RLOCK.BIND: makes this client's connection the session's command connection.
+    /// RLOCK.BIND: makes this client's connection the session's command connection. Returns the
+    /// client whose connection was bound before. It must be closed before the reply, which has the
+    /// [life](Self::life_of) that the session has then.
     ///
     /// # Errors
     /// Nobody listens to the session, or it is another user's; the client has bound a connection
     /// with such an EPOCH or a larger one before; or this connection is bound to another session.
-    pub fn bind(&mut self, request: &Bind<'_>, client_id: u64) -> Result<Bound, CommandError> {
+    pub fn bind(
+        &mut self,
+        request: &Bind<'_>,
+        client_id: u64,
+    ) -> Result<Option<u64>, CommandError> {
         let (session, epoch) = (self.sessions.listened(request.session)?, request.epoch);
         let known = self.sessions.bind_epoch(session);
         let former = self
             .bindings
             .bind(request.session, client_id, epoch, known)?;
         self.sessions.bind(session, client_id, epoch);
-        let moment = self.sessions.moment(session).must_exist();
-        let life = moment.map_or(0, |moment| moment.life);
-        Ok(Bound { life, former })
+        Ok(former)
+    }
+
+    /// The present life of a session.
+    ///
+    /// # Errors
+    /// Nobody listens to the session, or it is another user's.
+    pub fn life_of(&self, session: SessionRef<'_>) -> Result<i64, CommandError> {
+        let moment = self.sessions.moment(self.sessions.listened(session)?);
+        Ok(moment.must_exist().map_or(0, |moment| moment.life))
     }
 
     /// Whether this client's connection is the session connection.
@@ -72,8 +76,8 @@ impl Locks {
         self.sessions.client_of(session) == Some(client_id)
     }
 
-    /// Tells the session all events that were not acknowledged, the oldest first. None if the
-    /// session has ended.
+    /// Tells the session the events that were not acknowledged, the oldest first, as many as one
+    /// reply may have. None if the session has ended.
     pub fn take_events(&mut self, session: SessionId, now: Now) -> Option<Told> {
         self.sessions.take_events(session, now)
     }

@@ -7,17 +7,16 @@ use crate::interface::effect::{Effect, WaitOutcome};
 use crate::interface::error::CommandError;
 use crate::interface::event::Moment;
 use crate::interface::request::{Acquire, WaitMode};
-use crate::interface::stored_permits::PermitsRequest;
 use crate::interface::task::{Command, Keys, Read};
 use crate::memory::log::metrics::count;
 use crate::memory::state::Locks;
 use crate::memory::table::{Newcomer, ReplyTarget};
 use crate::turn::turn::{Outcome, Phase, Turn};
-use crate::values::ids::{SessionRef, WaiterId};
+use crate::values::ids::WaiterId;
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
 use crate::values::must_exist::MustExist;
-use crate::values::time::{Lease, Now};
+use crate::values::time::Now;
 
 /// A client that the driver has blocked.
 #[derive(Clone, Copy, Debug)]
@@ -158,26 +157,8 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> Option<Joined> {
         let pending_wait = turn.pending_wait.take()?;
-        let terms = Terms::of(turn.command?).must_exist()?;
-        let session = self.listened(terms.session).ok()?;
-        let (wait, reply_to) = match (terms.wait_mode, client) {
-            (WaitMode::Block(wait), Some(BlockedClient { handle, client_id })) => {
-                (wait, ReplyTarget::Client { handle, client_id })
-            }
-            (WaitMode::Queue(wait), _) => (wait, ReplyTarget::Session(session?)),
-            _ => return None,
-        };
-        let newcomer = Newcomer {
-            owner: turn.command?.owner(),
-            mode: terms.mode,
-            asked: terms.asked,
-            lease: terms.lease,
-            wait,
-            reply_to,
-            session,
-            wanted: terms.wanted,
-            multi: None,
-        };
+        let newcomer = self.newcomer(turn.command?, client)?;
+        let (session, reply_to) = (newcomer.session, newcomer.reply_to);
         self.invalidate();
         // For one waiter no list is allocated.
         let (of_one, of_several);
@@ -222,6 +203,44 @@ impl Locks {
         }
         self.note_peak();
         Some(self.joined(first, waiters, is_new, reply_to))
+    }
+
+    /// The waiter that a command's caller becomes: on its blocked client, or for its session.
+    fn newcomer<'a>(
+        &self,
+        command: Command<'a>,
+        client: Option<BlockedClient>,
+    ) -> Option<Newcomer<'a>> {
+        let (mode, asked, lease, wait_mode, session, wanted) = match command {
+            Command::Acquire(of) => {
+                let (mode, asked) = (of.mode, of.asked);
+                (mode, asked, of.lease, of.wait_mode, of.session, of.wanted)
+            }
+            Command::MultiAcquire(of) => {
+                let (mode, asked) = (Mode::Plain, None);
+                (mode, asked, of.lease, of.wait_mode, of.session, of.wanted)
+            }
+            _ => return None,
+        };
+        let session = self.listened(session).ok()?;
+        let (wait, reply_to) = match (wait_mode, client) {
+            (WaitMode::Block(wait), Some(BlockedClient { handle, client_id })) => {
+                (wait, ReplyTarget::Client { handle, client_id })
+            }
+            (WaitMode::Queue(wait), _) => (wait, ReplyTarget::Session(session?)),
+            _ => return None,
+        };
+        Some(Newcomer {
+            owner: command.owner(),
+            mode,
+            asked,
+            lease,
+            wait,
+            reply_to,
+            session,
+            wanted,
+            multi: None,
+        })
     }
 
     /// The answer to the driver. For a blocked client it has neither place nor moment.
@@ -375,39 +394,5 @@ impl Locks {
             largest = largest.max(position);
         }
         largest
-    }
-}
-
-/// The terms of a command's wait.
-struct Terms<'a> {
-    mode: Mode,
-    asked: Option<PermitsRequest>,
-    lease: Lease,
-    wait_mode: WaitMode,
-    session: Option<SessionRef<'a>>,
-    wanted: bool,
-}
-
-impl<'a> Terms<'a> {
-    fn of(command: Command<'a>) -> Option<Self> {
-        match command {
-            Command::Acquire(request) => Some(Self {
-                mode: request.mode,
-                asked: request.asked,
-                lease: request.lease,
-                wait_mode: request.wait_mode,
-                session: request.session,
-                wanted: request.wanted,
-            }),
-            Command::MultiAcquire(request) => Some(Self {
-                mode: Mode::Plain,
-                asked: None,
-                lease: request.lease,
-                wait_mode: request.wait_mode,
-                session: request.session,
-                wanted: request.wanted,
-            }),
-            _ => None,
-        }
     }
 }

@@ -336,7 +336,8 @@ impl Life {
         }
     }
 
-    /// Returns all events that are not acknowledged, and begins a life if there is none.
+    /// Returns the events that are not acknowledged, up to a thousand of them, and begins a life if
+    /// there is none. (Names here are short.)
     pub(crate) fn take_events(&mut self, name: Name, now: Now) -> TwinTold {
         let session = self.sessions.get_mut(&name).unwrap();
         session.is_woken = false;
@@ -345,11 +346,12 @@ impl Life {
             session.life = Some(self.newest);
             session.last = 0;
         }
-        session.told = session.last;
+        let events: Vec<_> = session.events.iter().take(1000).collect();
+        session.told = session.acknowledged() + u64::try_from(events.len()).unwrap();
         TwinTold {
             life: session.life.unwrap(),
             after: session.acknowledged(),
-            events: session.events.iter().map(|(_, of)| of.clone()).collect(),
+            events: events.into_iter().map(|(_, of)| of.clone()).collect(),
         }
     }
 
@@ -520,15 +522,15 @@ impl Life {
     // --- Holds -----------------------------------------------------------------------------------
 
     /// The owner holds the lock until then. It belongs to the session, if one is named, and
-    /// otherwise to the one it belonged to.
+    /// otherwise to the one it belonged to. Another session that had it loses it.
     pub(crate) fn bind(
         &mut self,
-        of: HoldName,
+        of: &HoldName,
         session: Option<Name>,
         token: Option<i64>,
         ends_at: Option<i64>,
     ) {
-        match (session, self.holds.get_mut(&of)) {
+        match (session, self.holds.get_mut(of)) {
             (Some(session), known) => {
                 let hold = TwinHold {
                     session,
@@ -536,8 +538,12 @@ impl Life {
                     ends_at,
                     asks_if_wanted: known.is_some_and(|known| known.asks_if_wanted),
                 };
-                self.holds.insert(of, hold);
+                let former = self.holds.insert(of.clone(), hold);
                 self.end_without_holds();
+                if let Some(former) = former.filter(|former| former.session != session) {
+                    let event = event_of(of, News::Lost("taken"), former.token);
+                    self.tell(former.session, event);
+                }
             }
             (None, Some(hold)) => {
                 // A hold that a script took gets its token when it is entered again.

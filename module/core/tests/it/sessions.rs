@@ -374,6 +374,52 @@ fn what_is_granted_to_an_owner_anew_is_not_what_its_session_had() {
     assert_eq!(holders(&world, 0), [OWNERS[A]]);
 }
 
+/// Its client would otherwise believe in a hold that ends with the other session.
+#[test]
+fn a_session_whose_hold_moves_to_another_is_told() {
+    let other = Op::Events {
+        session: 1,
+        client: 1,
+        block_ms: None,
+        grace_ms: 50,
+        epoch: None,
+        after: None,
+    };
+    let begun = [listens(None, 50), other.clone(), takes_for_session(A, 0)];
+    let once = Op::MultiAcquire {
+        locks: vec![0],
+        owner: A,
+        lease_ms: 1_000_000,
+        waits: Waits::No,
+        session: Some(1),
+        once: true,
+    };
+    let moves = [
+        renews(A, 0, Some(1)),
+        acquire(A, 0, Waits::No, Some(1)),
+        once,
+    ];
+    for moved in moves {
+        let mut world = after(&begun);
+        let token = world.twin.token(&place(0), OWNERS[A], Mode::Plain);
+        does(&mut world, &moved);
+        let first = told(&mut world, &asks(0, None, None));
+        assert_eq!(
+            (first.after, first.events[0].token),
+            (0, token),
+            "{moved:?}"
+        );
+        assert_eq!(news(first), [News::Lost("taken")], "{moved:?}");
+        assert_eq!(news(told(&mut world, &other)), [], "{moved:?}");
+        does(&mut world, &renews(A, 0, Some(1)));
+        assert_eq!(
+            hears(&mut world, 0, None),
+            (1, Vec::new()),
+            "it has no more to lose"
+        );
+    }
+}
+
 /// What a session holds outlives its connection for the grace; with the last hold it ends, however
 /// that ends.
 #[test]

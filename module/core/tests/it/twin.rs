@@ -1001,21 +1001,32 @@ impl Twin {
         Some(Reply::Refused(text.into()))
     }
 
-    /// BIND.
-    pub(crate) fn bind_connection(&mut self, name: Name, client: u64, epoch: u64) -> Reply {
+    /// BIND, until it closes the former connection: which one.
+    pub(crate) fn bind_connection(
+        &mut self,
+        name: Name,
+        client: u64,
+        epoch: u64,
+    ) -> Result<Option<u64>, Reply> {
         if let Some(refused) = self.not_listened(Some(name)) {
-            return refused;
+            return Err(refused);
         }
         match self.life.bind_epoch(name) {
-            Some(known) if epoch <= known => return stale(known),
+            Some(known) if epoch <= known => return Err(stale(known)),
             _ => {}
         }
         if self.life.is_bound_to_another(name, client) {
-            return Reply::Refused(BOUND_TO_ANOTHER.into());
+            return Err(Reply::Refused(BOUND_TO_ANOTHER.into()));
         }
-        let life = self.life.sessions[&name].life.unwrap();
-        let former = self.life.bind_connection(name, client, epoch);
-        Reply::Bound { life, former }
+        Ok(self.life.bind_connection(name, client, epoch))
+    }
+
+    /// The answer to BIND, after it has closed the former connection.
+    pub(crate) fn bound(&self, name: Name, former: Option<u64>) -> Reply {
+        self.not_listened(Some(name)).unwrap_or_else(|| {
+            let life = self.life.sessions[&name].life.unwrap();
+            Reply::Bound { life, former }
+        })
     }
 
     /// Where an ACQUIRE with ONCE would take a place over.
@@ -1314,7 +1325,7 @@ impl Twin {
     ) {
         let ends_at = self.ends_at(place, owner, mode);
         let of = (place.clone(), owner.to_vec(), mode);
-        self.life.bind(of, session, token, ends_at);
+        self.life.bind(&of, session, token, ends_at);
     }
 
     // --- Leases ----------------------------------------------------------------------------------

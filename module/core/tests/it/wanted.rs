@@ -12,9 +12,15 @@ pub(crate) const NOW: Now = Now {
     mono_ms: 1,
 };
 
-fn words(command: &str) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn words(command: &str) -> impl Iterator<Item = &[u8]> {
     command.split_whitespace().map(str::as_bytes)
 }
+
+pub(crate) const LIMITS: SessionLimits = SessionLimits {
+    sessions: 10,
+    events_per_session: 10,
+    out_of_memory: false,
+};
 
 fn held(own: bool) -> Stored {
     Stored::Plain(Hash {
@@ -26,7 +32,11 @@ fn held(own: bool) -> Stored {
 }
 
 /// What a command comes to, where this is stored at its locks.
-fn decide<'a>(locks: &mut Locks, command: Command<'a>, stored: &[Stored]) -> (Turn<'a>, Outcome) {
+pub(crate) fn decide<'a>(
+    locks: &mut Locks,
+    command: Command<'a>,
+    stored: &[Stored],
+) -> (Turn<'a>, Outcome) {
     let mut turn = Turn::of(command, 0, 10);
     while let Some(task) = locks.next_task(&mut turn, NOW) {
         let read = match command {
@@ -42,13 +52,8 @@ fn decide<'a>(locks: &mut Locks, command: Command<'a>, stored: &[Stored]) -> (Tu
 /// Alice has `k` for a session, and asks.
 pub(crate) fn asked() -> (Locks, SessionId) {
     let mut locks = Locks::default();
-    let limits = SessionLimits {
-        sessions: 10,
-        events_per_session: 10,
-        out_of_memory: false,
-    };
     let listens = Events::parse(words("s")).unwrap();
-    let session = locks.attach(&listens, 1, limits, NOW, &mut Vec::new());
+    let session = locks.attach(&listens, 1, LIMITS, NOW, &mut Vec::new());
     let told = locks.take_events(session.as_ref().unwrap().session, NOW);
     assert!(told.unwrap().events.is_empty());
     let take = Acquire::parse(words("k alice 1000 SESSION s WANTED")).unwrap();

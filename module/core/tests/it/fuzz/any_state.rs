@@ -12,7 +12,7 @@ use rlock_core::request::{
     Release, Renew, WaitMode,
 };
 use rlock_core::{
-    Attached, BlockedClient, Bound, Command, CommandError, Count, Effect, EventKind, GRACE_MS_MAX,
+    Attached, BlockedClient, Command, CommandError, Count, Effect, EventKind, GRACE_MS_MAX,
     HOLD_COUNT_MAX, Hash, INTEGER_MAX, Keys, Known, Lease, LockRef, Locks, Mode, Moment, NEVER,
     Now, Outcome, PERMITS_MAX, Permits, PermitsHash, PermitsHold, PermitsRequest, Purpose, Read,
     ReadHold, ReadWrite, Room, SessionLimits, SessionRef, Stored, Subject, Token, Turn, Wait,
@@ -638,11 +638,12 @@ impl<'a> Core<'a> {
         };
         let bound = self.locks.bind(&request, u64::try_from(client).unwrap());
         match bound {
-            Ok(Bound { former, .. }) => {
-                if let Some(former) = former {
-                    assert_ne!(former, u64::try_from(client).unwrap());
-                    self.close(usize::try_from(former).unwrap());
-                }
+            Ok(None) => {
+                self.locks.life_of(request.session).unwrap();
+            }
+            Ok(Some(former)) => {
+                assert_ne!(former, u64::try_from(client).unwrap());
+                self.close(usize::try_from(former).unwrap());
             }
             Err(
                 CommandError::NoSession | CommandError::Stale(_) | CommandError::BoundToAnother,

@@ -437,6 +437,7 @@ impl World {
                 },
                 EventKind::Left => Heard::Refused("left".into()),
                 EventKind::Lost(LostReason::Released) => Heard::Lost("released"),
+                EventKind::Lost(LostReason::Taken) => Heard::Lost("taken"),
                 EventKind::Timeout { ttl_ms } => Heard::NotAcquired { ttl_ms: *ttl_ms },
                 EventKind::Lost(LostReason::Expired) => Heard::Lost("expired"),
                 EventKind::Lost(LostReason::Broken) => Heard::Lost("broken"),

@@ -110,6 +110,30 @@ fn a_connection_is_bound_to_one_session() {
     );
 }
 
+/// With it the session ends, or its grace begins.
+#[test]
+fn bind_that_closes_the_session_connection_says_that_nobody_listens() {
+    for grace_ms in [0, 50] {
+        let both = [
+            listens(None, grace_ms),
+            takes_for_session(A, 0),
+            binds(0, Epoch::Larger),
+        ];
+        let mut world = after(&both);
+        let text = refused(&mut world, &binds(1, Epoch::Larger));
+        assert!(text.starts_with("NOSESSION "), "{text}");
+        // It is bound all the same.
+        does(&mut world, &asks(2, None, None));
+        let text = refused(&mut world, &binds(2, Epoch::Equal));
+        assert!(text.starts_with("STALE "), "{text}");
+        let bound = world.client_id(1);
+        match does(&mut world, &binds(2, Epoch::Larger)) {
+            Reply::Bound { former, .. } => assert_eq!(former, Some(bound)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 #[test]
 fn the_former_connection_is_closed_also_after_the_sessions_end() {
     let ended = [

@@ -1,14 +1,17 @@
 //! Events are kept until they are acknowledged, in one life after the other.
 
 use super::{
-    A, B, C, after, asks, breaks, does, hears, holders, listens, news, queues, releases, takes,
-    takes_for_session, told,
+    A, B, C, after, allows, asks, breaks, does, hears, holders, listens, news, queues, releases,
+    takes, takes_for_session, told,
 };
 use crate::life::{After, Epoch, News};
 use crate::twin::{Reply, Waits};
-use crate::wanted::{NOW, asked};
+use crate::wanted::{LIMITS, NOW, asked, decide, words};
 use crate::world::{OWNERS, Op, World};
-use rlock_core::{CommandError, EventKind, LockRef, Locks, Mode, Purpose, Read, Turn};
+use rlock_core::request::{Acquire, Events};
+use rlock_core::{
+    Command, CommandError, EventKind, LockRef, Locks, Mode, Purpose, Read, Stored, Turn,
+};
 
 /// The session holds these locks for 50 ms after its connection, and the last one for longer.
 fn holds(locks: &[usize]) -> World {
@@ -275,6 +278,54 @@ fn no_life_is_given_twice() {
         does(&mut world, &Op::StepClock { ms });
     }
     assert!(lives.is_sorted_by(|one, next| one < next), "{lives:?}");
+}
+
+#[test]
+fn one_reply_has_a_thousand_events_and_the_next_call_tells_the_rest_at_once() {
+    let mut world = after(&[allows(10, 3000), listens(None, 50)]);
+    for _ in 0..2100 {
+        does(&mut world, &takes_for_session(A, 0));
+        does(&mut world, &breaks(0));
+    }
+    let (since, events) = hears(&mut world, 0, None);
+    assert_eq!((since, events.len()), (0, 1000));
+    // The reply was lost with its connection.
+    let (since, events) = hears(&mut world, 1, Some(After::Seq(500)));
+    assert_eq!((since, events.len()), (500, 1000));
+    // Without AFTER a call acknowledges those that were told.
+    let blocks = Op::Events {
+        session: 0,
+        client: 1,
+        block_ms: Some(0),
+        grace_ms: 50,
+        epoch: None,
+        after: None,
+    };
+    let rest = told(&mut world, &blocks);
+    assert_eq!((rest.after, rest.events.len()), (1500, 600));
+    assert_eq!(does(&mut world, &blocks), Reply::Waits);
+}
+
+#[test]
+fn one_reply_has_long_names_up_to_its_bytes_but_one_event_at_least() {
+    let (mut locks, session) = asked();
+    // Each grant after the first tells that the hold before it was lost.
+    for (len, grants) in [(100_000, 8), (1_000_000, 3)] {
+        let take = format!("{} bob 1000 SESSION s", "x".repeat(len));
+        let take = Acquire::parse(words(&take)).unwrap();
+        for _ in 0..grants {
+            decide(&mut locks, Command::Acquire(&take), &[Stored::Free]);
+        }
+    }
+    let replies = std::iter::repeat_with(|| {
+        let told = locks.take_events(session, NOW).unwrap();
+        let listens = Events::parse(words("s")).unwrap();
+        let again = locks.attach(&listens, 1, LIMITS, NOW, &mut Vec::new());
+        (told.events.len(), again.unwrap().at_once)
+    });
+    let replies: Vec<_> = replies.take(4).collect();
+    // The third name of 100,000 bytes is the one that fills a reply.
+    assert_eq!(replies, [(3, true), (3, true), (2, true), (1, false)]);
 }
 
 /// Alice's hold is looked at, and its slot has moved to another node.

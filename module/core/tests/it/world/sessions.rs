@@ -174,26 +174,28 @@ impl World {
         };
         let bound = self.locks.bind(&request, client_id);
         let of_twin = self.twin.bind_connection(name, client_id, request.epoch);
-        let of_core = match bound {
-            Ok(bound) => Reply::Bound {
-                life: bound.life,
-                former: bound.former,
-            },
-            Err(error) => Reply::Refused(error.to_string()),
+        let (former, should) = match (bound, of_twin) {
+            (Ok(former), Ok(should)) => (former, should),
+            (Err(error), Err(should)) => return Ok((Reply::Refused(error.to_string()), should)),
+            other => return Err(format!("BIND: {other:?}")),
         };
-        if let Reply::Bound {
-            former: Some(former),
-            ..
-        } = &of_core
-        {
-            let former = self.connection_of(*former);
+        if former != should {
+            return Err(format!("BIND closes {former:?}, should {should:?}"));
+        }
+        if let Some(former) = former {
+            let former = self.connection_of(former);
             let former = former.ok_or("a connection is bound that has closed")?;
             let (any, should) = self.close(former)?;
             if any != should {
                 return Err(format!("BIND closes {former}: {any:?}, {should:?}"));
             }
         }
-        Ok((of_core, of_twin))
+        // The former connection may have been the session connection as well.
+        let of_core = match self.locks.life_of(request.session) {
+            Ok(life) => Reply::Bound { life, former },
+            Err(error) => Reply::Refused(error.to_string()),
+        };
+        Ok((of_core, self.twin.bound(name, former)))
     }
 
     /// Those who were called get their events, or hear that they are no longer the ones to.
@@ -383,6 +385,7 @@ fn event_shown(event: &Event) -> TwinEvent {
         EventKind::Lost(LostReason::Broken) => News::Lost("broken"),
         EventKind::Lost(LostReason::Deleted) => News::Lost("deleted"),
         EventKind::Lost(LostReason::Released) => News::Lost("released"),
+        EventKind::Lost(LostReason::Taken) => News::Lost("taken"),
         EventKind::Error(refusal) => News::Error(refusal.to_string()),
         EventKind::Wanted { waiters } => News::Wanted((*waiters).into()),
     };
