@@ -473,7 +473,10 @@ async fn an_owners_second_call_waits_when_the_first_was_dropped() {
     let third = tokio::spawn(async move { lock.lock().await });
     // They wait for their turn, here.
     sleep(50 * MS).await;
-    assert_eq!((calls(&server, "macquire"), calls(&server, "acquire")), asked);
+    assert_eq!(
+        (calls(&server, "macquire"), calls(&server, "acquire")),
+        asked
+    );
     assert_eq!(waiters(&server), 2, "CANCEL would take out all");
     first.abort();
     until("the first has left the queue of a", || {

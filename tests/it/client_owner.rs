@@ -414,9 +414,9 @@ async fn shutdown_waits_until_a_grant_to_nobody_is_given_back() {
     assert_eq!(server.run("DBSIZE"), 0);
 }
 
-/// A lock was broken, and its guard has not heard of it. The guard is dropped, and the lock is taken
-/// anew for the same owner: the release of the first leaves the second alone, and so does word of
-/// the first one's loss that comes late.
+/// A lock was broken, and its guard has not heard of it. The guard is dropped, and the same owner
+/// takes the lock anew. The release of the first hold leaves the second alone, and so does the late
+/// event of the first one's loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_of_a_lost_hold_leaves_no_guard_that_lies() {
     let server = Server::start();

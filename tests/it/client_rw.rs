@@ -12,9 +12,9 @@ use super::client::{
     MS, begin_and_drop, calls, calm, client, connect, patient, poll_once, see_in_queue, soon,
     two_clients, url,
 };
-use super::ways::two_ways;
 use super::client_faults::{LONG_GRACE, client_through, kill_session_connection};
 use super::client_session::{DROPPING, drops, is_granted_within, next_random, waiters};
+use super::ways::two_ways;
 
 /// Who holds the lock `k`, and how: `owner/mode/count`, in the order of the owners.
 fn holders(server: &Server) -> Vec<String> {

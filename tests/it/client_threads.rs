@@ -12,8 +12,8 @@ use tokio::task::{JoinHandle, JoinSet, spawn_blocking, yield_now};
 use tokio::time::{sleep, timeout};
 
 use super::client::{MS, calm, client, connect, patient, see_in_queue, soon, two_clients};
-use super::ways::two_ways;
 use super::client_session::drops;
+use super::ways::two_ways;
 
 /// Does it on a thread of its own, together with another.
 fn beside<T: Send + 'static>(
@@ -164,7 +164,7 @@ async fn take_and_drop(scope: Scope, mut random: Random) -> Vec<Taken> {
     held
 }
 
-/// At rest each lock is held once if there are guards of it, and not at all if there are none; and no
+/// At rest each lock is held once if there are guards of it, and not at all if there are none. No
 /// guard was ever called lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn tasks_of_one_scope_that_overlap_hold_what_they_have_guards_of() {

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rlock_client::Client;
 use rlock_client::test_util::Dial;
-use rlock_client::{Client, Error};
 use tokio::io::AsyncWriteExt;
 use tokio::time::{Instant, sleep};
 
@@ -301,7 +301,8 @@ fn the_only_guard_of_an_owner_is_given_back_when_its_release_is_lost() {
     });
 }
 
-/// A guard of several has lost one, and nobody has heard of that. Its owner enters it beside others.
+/// A guard of several has lost one of them, and the client has not heard of that. Its owner enters
+/// the lost one beside others.
 #[test]
 fn a_guard_of_several_that_lost_one_says_so_when_its_owner_has_entered_it_again() {
     rlock_test::run(1, async |network| {
