@@ -61,9 +61,14 @@ pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<
     if turn.is_err() {
         consume_budget().await;
     }
-    let turn = turn?;
-    turn.settled().await?;
-    let helds = match turn.begin() {
+    let mut turn = turn?;
+    let begun = loop {
+        turn.settled().await?;
+        if let Some(begun) = turn.begin() {
+            break begun;
+        }
+    };
+    let helds = match begun {
         Begun::Held(helds) => {
             // Who does nothing but this would let no other task of its thread run.
             consume_budget().await;
@@ -201,21 +206,32 @@ impl Turns {
         }
     }
 
-    /// Waits until what the owner holds has been renewed in the present life of the session. It may
-    /// be lost, and others may have been granted it since, of which its guards hear in time; one
-    /// more would hear of it late.
-    async fn settled(&self) -> Result<(), Error> {
+    /// What the owner has here of which it must first be known how it stands.
+    fn unsettled(&self, state: &State) -> Option<Arc<Hold>> {
         let now = Instant::now();
-        let unsettled = |context: &Context| {
-            context.table.with(|state| {
-                let holds = self.slots.iter().filter_map(|slot| state.hold(*slot));
-                let is_unsettled =
-                    |hold: &&Arc<Hold>| !hold.is_over(now) && hold.is_of_former_life();
-                holds.into_iter().find(is_unsettled).cloned()
-            })
+        let holds = self.slots.iter().flat_map(|slot| state.had(*slot));
+        let is_unsettled = |hold: &&Arc<Hold>| {
+            let is_over = hold.is_over(now);
+            is_over && !hold.is_gone() || !is_over && hold.is_of_former_life()
         };
-        while let Some(hold) = unsettled(&self.context) {
-            match renew::ask(&self.context, &hold, Aim::Hold).await {
+        holds.into_iter().find(is_unsettled).cloned()
+    }
+
+    /// Waits until all is known of what the owner has here.
+    ///
+    /// What is lost here and may be there is given back: the answer to a MACQUIRE names one token,
+    /// and could not say which of the locks has an earlier one. What was held in an earlier life of
+    /// the session is renewed: it may be lost, and others may have been granted it since, of which
+    /// its guards hear in time; one more would hear of it late.
+    async fn settled(&self) -> Result<(), Error> {
+        let context = &self.context;
+        while let Some(hold) = context.table.with(|state| self.unsettled(state)) {
+            let settled = if hold.is_over(Instant::now()) {
+                context.release_lost(&hold).await
+            } else {
+                renew::ask(context, &hold, Aim::Hold).await
+            };
+            match settled {
                 Err(error) if !error.is_lost() => return Err(error),
                 _ => {}
             }
@@ -223,19 +239,23 @@ impl Turns {
         Ok(())
     }
 
-    /// It is its turn everywhere: takes part in what the owner holds, and asks for the rest.
-    fn begin(mut self) -> Begun {
+    /// It is its turn everywhere: takes part in what the owner holds, and asks for the rest. Nothing,
+    /// if something was lost meanwhile.
+    fn begin(&mut self) -> Option<Begun> {
         let (context, request) = (Arc::clone(&self.context), Arc::clone(&self.request));
-        let slots = std::mem::take(&mut self.slots);
         let (reply, answer) = oneshot::channel();
         let now = Instant::now();
         let begun = context.table.with(|state| {
+            if self.unsettled(state).is_some() {
+                return None;
+            }
+            let slots = std::mem::take(&mut self.slots);
             let mut missing = SmallVec::<[(Arc<[u8]>, SlotId); 1]>::new();
             let mut held = Helds::new();
             let mut names = request.names.clone();
             names.sort_unstable();
             for (name, slot) in names.into_iter().zip(slots) {
-                match state.hold(slot).filter(|hold| !hold.is_over(now)).cloned() {
+                match state.live(slot, now) {
                     Some(hold) => {
                         hold.gains_guard();
                         held.push(Held::new(&context, hold, slot));
@@ -245,7 +265,7 @@ impl Turns {
                 }
             }
             let Some((first, _)) = missing.first() else {
-                return Ok(held);
+                return Some(Ok(held));
             };
             let home = context.router.home(first);
             let (names, slots) = missing
@@ -267,9 +287,9 @@ impl Turns {
                 tries: 0,
                 backoff: Backoff::new(),
             });
-            Err(id)
+            Some(Err(id))
         });
-        match begun {
+        Some(match begun? {
             Ok(held) => Begun::Held(in_order(held, &request)),
             Err(id) => {
                 context.ask(id, None);
@@ -280,7 +300,7 @@ impl Turns {
                     answer,
                 })
             }
-        }
+        })
     }
 }
 
@@ -728,7 +748,7 @@ impl Context {
         ));
         for (name, slot) in names.iter().zip(slots) {
             let target = request.target(name);
-            self.send_release(&node, &target, None, slot, None);
+            self.send_release(&node, &target, None, Some(slot), None);
         }
         drop(held);
         reply

@@ -5,16 +5,16 @@ use std::sync::{Arc, Weak};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 use crate::error::{Error, LostReason};
 use crate::locks::keep::Kept;
 use crate::locks::table::Turn;
 use crate::locks::{Aim, Context, Hold, SlotId, Target, renew};
 use crate::topology::Node;
+use crate::trace;
 use crate::wire::reply::{read_by, read_released};
 use crate::wire::{Manner, Outcome, Request, request};
-use crate::{Backoff, trace};
 
 /// What a guard has of one lock, in whatever mode; dropping it gives it back.
 pub(crate) struct Held {
@@ -55,19 +55,8 @@ impl Held {
 
     /// Waits until it is where it should be. Without that it is to be given back.
     pub(super) async fn acknowledged(&self) -> Result<(), Error> {
-        let (since, mut pauses) = (Instant::now(), Backoff::new());
-        loop {
-            match renew::ask(&self.context, &self.hold, Aim::Lease).await {
-                // The session connection has broken behind the grant.
-                Err(error)
-                    if error.has_code("NOSESSION")
-                        && since.elapsed() < self.context.router.response_timeout =>
-                {
-                    sleep(pauses.next()).await;
-                }
-                renewed => return renewed.map_err(Error::unacknowledged),
-            }
-        }
+        let renewed = renew::ask(&self.context, &self.hold, Aim::Lease).await;
+        renewed.map_err(Error::unacknowledged)
     }
 
     /// Gives it back at once, and tells how that went.
@@ -147,11 +136,11 @@ impl Context {
             return tell(report, Ok(()));
         } else {
             let node = self.router.home(&hold.target.name);
-            return self.send_release(&node, &hold.target, Some(hold.token), slot, report);
+            return self.send_release(&node, &hold.target, Some(hold.token), Some(slot), report);
         }
         if sends {
             let node = self.router.home(&hold.target.name);
-            self.send_release(&node, &hold.target, Some(hold.token), slot, None);
+            self.send_release(&node, &hold.target, Some(hold.token), Some(slot), None);
         }
     }
 
@@ -167,17 +156,29 @@ impl Context {
         });
         if let Some(left) = left {
             let node = self.router.home(&left.target.name);
-            self.send_release(&node, &left.target, Some(left.token), slot, None);
+            self.send_release(&node, &left.target, Some(left.token), Some(slot), None);
         }
     }
 
-    /// Sends the RELEASE, and passes the turn on when it is answered.
+    /// Gives back a hold that is lost here, and waits until the server has nothing of it any more.
+    pub(super) async fn release_lost(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<(), Error> {
+        let (report, outcome) = oneshot::channel();
+        let node = self.router.home(&hold.target.name);
+        self.send_release(&node, &hold.target, Some(hold.token), None, Some(report));
+        let released = outcome.await.unwrap_or_else(|_| Err(Error::shut_down()));
+        if released.as_ref().err().is_none_or(Error::is_lost) {
+            hold.is_lost_there(LostReason::NotHeld);
+        }
+        released
+    }
+
+    /// Sends the RELEASE, and passes the turn on when it is answered, if it has one.
     pub(super) fn send_release(
         self: &Arc<Self>,
         node: &Node,
         target: &Target,
         token: Option<u64>,
-        slot: SlotId,
+        slot: Option<SlotId>,
         mut report: Report,
     ) {
         let context = Arc::downgrade(self);
@@ -193,7 +194,8 @@ impl Context {
             match outcome {
                 Outcome::Overdue(error) => tell(report.take(), Err(error)),
                 Outcome::Told(reply, _) => {
-                    if let Some(context) = Weak::upgrade(&context) {
+                    let context = Weak::upgrade(&context);
+                    if let Some((context, slot)) = context.zip(slot) {
                         context.table.with(|state| state.pass_turn(slot));
                     }
                     let released = read_by(reply, read_released).and_then(|was_held| {

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 
 use tokio::sync::{OwnedMutexGuard, oneshot};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, LostReason};
 use crate::locks::{Context, CountsOn, Hold, Renewal};
@@ -12,7 +12,7 @@ use crate::time::Lease;
 use crate::topology::Node;
 use crate::wire::reply::{read_by, read_renewed};
 use crate::wire::{Manner, Outcome, Request, Sending, request};
-use crate::{metrics, task};
+use crate::{Backoff, metrics, task};
 
 /// What to ask for where grants must be acknowledged: see [`Acknowledger`]. Elsewhere it is the
 /// same.
@@ -42,12 +42,25 @@ pub(crate) fn ask(
 ) -> impl Future<Output = Result<(), Error>> + use<> {
     let (context, hold) = (Arc::downgrade(context), Arc::clone(hold));
     async move {
-        let turn = Arc::clone(&hold.renewing).lock_owned().await;
-        let (report, outcome) = oneshot::channel();
-        if let Some(context) = context.upgrade() {
+        let (since, mut pauses) = (Instant::now(), Backoff::new());
+        loop {
+            let turn = Arc::clone(&hold.renewing).lock_owned().await;
+            let Some(context) = context.upgrade() else {
+                return Err(Error::shut_down());
+            };
+            let timeout = context.router.response_timeout;
+            let (report, outcome) = oneshot::channel();
             start(&context, &hold, aim, turn, Some(report));
+            drop(context);
+            let told = outcome.await.unwrap_or_else(|_| Err(Error::shut_down()));
+            match told {
+                // The session connection has broken, and is there again in a moment.
+                Err(error) if error.has_code("NOSESSION") && since.elapsed() < timeout => {
+                    sleep(pauses.next()).await;
+                }
+                told => return told,
+            }
         }
-        outcome.await.unwrap_or_else(|_| Err(Error::shut_down()))
     }
 }
 

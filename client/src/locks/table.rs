@@ -162,6 +162,22 @@ impl State {
         self.slots.get(slot)?.hold.as_ref()
     }
 
+    /// What the owner may have there: a hold, or what its last guard has left.
+    pub(super) fn had(&self, slot: SlotId) -> impl Iterator<Item = &Arc<Hold>> {
+        let slot = self.slots.get(slot);
+        slot.into_iter()
+            .flat_map(|slot| slot.hold.iter().chain(&slot.left))
+    }
+
+    /// The hold that is there for one more guard; also one whose last guard has gone, and which is
+    /// not given back yet.
+    pub(super) fn live(&mut self, slot: SlotId, now: Instant) -> Option<Arc<Hold>> {
+        let slot = self.slots.get_mut(slot)?;
+        let left = slot.left.take();
+        slot.hold = left.or(slot.hold.take());
+        slot.hold.clone().filter(|hold| !hold.is_over(now))
+    }
+
     pub(super) fn turn(&self, slot: SlotId) -> Option<Turn> {
         self.slots.get(slot)?.turn
     }

@@ -641,7 +641,8 @@ impl InFlight {
             // It was sent: it stays.
             one.overdue(&Error::not_attached());
         }
-        self.is_broken |= self.silent_since.elapsed() >= self.response_timeout;
+        let is_silent = self.silent_since.elapsed() >= self.response_timeout;
+        self.is_broken |= is_silent && !self.exchanges.is_empty();
     }
 }
 

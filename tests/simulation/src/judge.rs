@@ -593,7 +593,9 @@ impl Judge {
         if let Some(lease) = held.lease.get().or(held.shared_lease.get()) {
             let rounds = held.since.elapsed().as_secs_f64() * 3.0 / lease.as_secs_f64();
             // The watchdog's rounds go on whenever a hold begins.
-            self.renewals.set(self.renewals.get() + rounds.ceil());
+            let each = f64::from(u32::try_from(held.locks.len()).unwrap_or(u32::MAX));
+            self.renewals
+                .set(self.renewals.get() + rounds.ceil() * each);
         }
         let is_kept = self.is_renewed(held) && held.has_grace;
         if !self.allows.losses && is_kept && guard.is_lost() {
@@ -628,16 +630,15 @@ impl Judge {
         }
     }
 
-    /// It is renewed by hand.
-    pub(crate) fn renews(&self) {
-        self.renewals.set(self.renewals.get() + 1.0);
+    /// These are renewed by hand, each by a command of its own.
+    pub(crate) fn renews(&self, locks: &[u8]) {
+        let each = u32::try_from(locks.len()).unwrap_or(u32::MAX);
+        self.renewals.set(self.renewals.get() + f64::from(each));
     }
 
     /// The server is asked to tell when these are wanted, which is a renewal each.
     pub(crate) fn asks_to_be_told(&self, locks: &[u8]) {
-        for _ in locks {
-            self.renews();
-        }
+        self.renews(locks);
     }
 
     /// Somebody has a guard.

@@ -458,7 +458,7 @@ impl Task {
             && let Some(guard) = self.judge.given_back(held)
         {
             let _works = self.judge.entries.works(&held.owner);
-            self.judge.renews();
+            self.judge.renews(&held.locks);
             let result = self.in_call(step, Calling::Renewing, guard.renew());
             let number = self.number;
             match result.await {
