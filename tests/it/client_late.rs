@@ -450,9 +450,12 @@ fn a_stranger_at_the_old_address_of_a_node_grants_nothing_while_another_node_is_
     let down = (0..10).map(|step| (true, step * 100));
     for (is_down, offset) in [(false, 0)].into_iter().chain(down) {
         rlock_test::run(1, async |network| {
-            let [_x, _y, z, stranger] =
+            let [x, y, z, stranger] =
                 ["x:6379", "y:6379", "z:6379", "stranger:6379"].map(|name| network.server(name));
             let wires = Wires::of(&network.host());
+            for (id, server) in [("x", &x), ("y", &y), ("z", &z)] {
+                wires.is(id, server);
+            }
             wires.lead("a:6379", "x:6379");
             let at = |host| {
                 vec![

@@ -240,6 +240,7 @@ fn a_late_release_by_a_nodes_former_address_frees_no_newer_hold() {
         let wires = Wires::of(&network.host());
         wires.lead("a:6379", "x:6379");
         wires.lead("b:6379", "x:6379");
+        wires.is("x", &server);
         *wires.0.slots.lock().unwrap() = vec![(0, 16_383, "a", "x")];
         let client = Client::builder().dial(wires.clone());
         let client = client
