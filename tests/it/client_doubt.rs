@@ -345,7 +345,7 @@ async fn a_release_that_an_abandoned_connection_delivers_late_leaves_no_guard_th
 }
 
 /// A wait for `a` and `b` beside a guard of `a`, when nothing comes from the server any more on any
-/// connection. What must stay alive meanwhile comes along.
+/// connection. The second value keeps the proxies and the guard.
 async fn mute_while_it_waits(
     server: &Server,
     lease: Duration,

@@ -397,7 +397,7 @@ async fn a_late_unlock_does_not_free_a_newer_hold_of_the_same_owner() {
     soon(old.lost()).await;
     let new = client.lock("a").owner(&owner).lock().await.unwrap();
     drop(old);
-    // What is left of the old guard goes, and the new one's stays.
+    // The old guard still gives b back, and the new guard keeps a.
     until("b is given back", || server.holder("b").is_none());
     assert!(!new.is_lost());
     new.renew().await.unwrap();
