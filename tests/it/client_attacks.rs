@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,11 +13,25 @@ use rlock_tests::{Proxy, Server, Shards, until};
 use tokio::time::sleep;
 
 use super::client::{MS, calm, connect, see_in_queue, soon, url};
-use super::client_faults::{LONG_GRACE, client_through, session_connection, session_connections};
+use super::client_faults::{
+    LONG_GRACE, client_through, kill_session_connection, session_connection,
+};
 use super::client_session::waiters;
 
 /// A peer that closes each connection on which this word comes: how many connections it was sent.
 fn closes_at(server: SocketAddr, word: &'static str) -> (SocketAddr, Arc<AtomicUsize>) {
+    let (address, count, _) = closes_later_at(server, word, true);
+    (address, count)
+}
+
+/// The same from the moment on in which it is told to.
+fn closes_later_at(
+    server: SocketAddr,
+    word: &'static str,
+    at_once: bool,
+) -> (SocketAddr, Arc<AtomicUsize>, Arc<AtomicBool>) {
+    let closes = Arc::new(AtomicBool::new(at_once));
+    let begins = Arc::clone(&closes);
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap();
     let count = Arc::new(AtomicUsize::new(0));
@@ -30,13 +44,14 @@ fn closes_at(server: SocketAddr, word: &'static str) -> (SocketAddr, Arc<AtomicU
             shared.fetch_add(1, Ordering::SeqCst);
             let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
             for (mut from, mut to) in [(client, server), back] {
+                let closes = Arc::clone(&closes);
                 thread::spawn(move || {
                     let mut bytes = [0; 16 * 1024];
                     loop {
                         let count = from.read(&mut bytes).unwrap_or(0);
                         let said = String::from_utf8_lossy(&bytes[..count]);
                         if count == 0
-                            || said.contains(word)
+                            || closes.load(Ordering::SeqCst) && said.contains(word)
                             || to.write_all(&bytes[..count]).is_err()
                         {
                             let _ = from.shutdown(Shutdown::Both);
@@ -48,27 +63,17 @@ fn closes_at(server: SocketAddr, word: &'static str) -> (SocketAddr, Arc<AtomicU
             }
         }
     });
-    (address, count)
-}
-
-/// Connects through such a peer. The connection that is closed can be the one on which the client
-/// was still asking who the server is.
-async fn connected(url: &str) -> Client {
-    for _ in 0..100 {
-        if let Ok(client) = Client::connect(url).await {
-            return client;
-        }
-    }
-    panic!("it closes every connection");
+    (address, count, begins)
 }
 
 /// Attaching works, and the call that waits fails at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_that_closes_at_the_call_that_waits_is_connected_to_ever_more_slowly() {
     let server = Server::start();
-    let (address, count) = closes_at(server.address(), "BLOCK");
+    let (address, count, begins) = closes_later_at(server.address(), "BLOCK", false);
     let url = format!("redis://{address}");
-    let _client = connected(&url).await;
+    let _client = Client::connect(&url).await.unwrap();
+    begins.store(true, Ordering::SeqCst);
     let before = count.load(Ordering::SeqCst);
     sleep(3_000 * MS).await;
     let count = count.load(Ordering::SeqCst) - before;
@@ -119,181 +124,19 @@ async fn doubts_that_change_nothing_are_looked_into_ever_more_slowly() {
     assert!((1..20).contains(&looks), "{looks} looks in 4 s");
 }
 
-/// A router that can forget the connections there are: nothing of them arrives any more, and the
-/// server does not hear of it. A client that says this word on one is told that it has gone; that
-/// word may still pass. New connections pass.
-struct Router {
-    address: SocketAddr,
-    forgotten: Arc<AtomicUsize>,
-}
-
-/// What is said on a connection that is forgotten.
-#[derive(Clone, Copy)]
-struct Last {
-    word: &'static str,
-    passes: bool,
-}
-
-impl Router {
-    fn to(server: SocketAddr, word: &'static str, passes: bool) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let address = listener.local_addr().unwrap();
-        let forgotten = Arc::new(AtomicUsize::new(0));
-        let shared = Arc::clone(&forgotten);
-        thread::spawn(move || {
-            for client in listener.incoming() {
-                let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
-                let born = shared.load(Ordering::SeqCst);
-                let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
-                let last = Some(Last { word, passes });
-                for (from, to, last) in [(client, server, last), (back.0, back.1, None)] {
-                    let shared = Arc::clone(&shared);
-                    thread::spawn(move || pass(from, to, last, &shared, born));
-                }
-            }
-        });
-        Self { address, forgotten }
-    }
-
-    async fn client(&self) -> Client {
-        let builder = Client::builder()
-            .grace(LONG_GRACE)
-            .response_timeout(Duration::from_secs(3));
-        let url = format!("redis://{}", self.address);
-        builder.connect(&url).await.unwrap()
-    }
-
-    fn forget(&self) {
-        self.forgotten.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-fn pass(
-    mut from: TcpStream,
-    mut to: TcpStream,
-    last: Option<Last>,
-    shared: &AtomicUsize,
-    born: usize,
-) {
-    let mut bytes = [0; 16 * 1024];
-    loop {
-        let count = from.read(&mut bytes).unwrap_or(0);
-        if shared.load(Ordering::SeqCst) != born {
-            let said = String::from_utf8_lossy(&bytes[..count]);
-            if let Some(last) = last.filter(|last| said.contains(last.word)) {
-                if last.passes {
-                    to.write_all(&bytes[..count]).unwrap();
-                }
-                let _ = from.shutdown(Shutdown::Both);
-            }
-            if count > 0 {
-                continue;
-            }
-            // The other end is kept open, as if nothing had happened.
-            std::mem::forget(to);
-            return;
-        }
-        if count == 0 || to.write_all(&bytes[..count]).is_err() {
-            let _ = from.shutdown(Shutdown::Both);
-            let _ = to.shutdown(Shutdown::Both);
-            return;
-        }
-    }
-}
-
-/// Its CANCEL is lost with the old connection, and what it would have called back stands in the
-/// queue.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_beside_a_hold_of_its_owner_survives_a_lost_connection() {
-    lose_a_cancel(false).await;
-}
-
-/// Only the reply is lost, and the event tells that the wait is over.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_does_not_take_the_end_of_a_withdrawn_wait_for_its_own() {
-    lose_a_cancel(true).await;
-}
-
-async fn lose_a_cancel(is_carried_out: bool) {
-    let server = Server::start();
-    let router = Router::to(server.address(), "RLOCK.CANCEL", is_carried_out);
-    let client = router.client().await;
-    let mut alice = server.connect();
-    alice.take("b", "alice");
-    let owner = client.owner();
-    let held = client.lock("a").owner(&owner).lock().await.unwrap();
-    let both = client.multi(["a", "b"]).owner(&owner);
-    let waiting = see_in_queue(&server, "b", async move { both.lock().await });
-    let first = session_connection(&server).unwrap();
-    router.forget();
-    until("the session has another connection", || {
-        session_connections(&server).iter().any(|id| *id != first)
-    });
-    until("it has called itself back", || {
-        server.info_number("rlock_cancels") > 0
-    });
-    until("it waits again", || server.waiting_owners("b").len() == 1);
-    assert!(!held.is_lost());
-    alice.let_go("b", "alice");
-    let guard = soon(waiting).await.unwrap().unwrap();
-    guard.unlock().await.unwrap();
-    held.unlock().await.unwrap();
-    until("nothing is left", || {
-        server.run("DBSIZE") == 0 && waiters(&server) == 0
-    });
-}
-
-/// The same of an earlier wait of the owner, which another program has put there.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_that_once_does_not_take_over_is_called_back_first() {
-    let server = Server::start();
-    let client = connect(calm(), &server).await;
-    let mut alice = server.connect();
-    assert_eq!(alice.run("RLOCK.ACQUIRE k alice 60000 WRITE").held().0, 1);
-    let owner = client.owner();
-    let _left = server.blocked_in(&format!("RLOCK.ACQUIRE k {owner} 30000 READ BLOCK 0"));
-    let lock = client.rw_lock("k").owner(&owner);
-    // As a reader it takes that place over; as a writer it would be a deadlock.
-    let reader = tokio::spawn(async move { lock.read().await });
-    until("it has taken the place over", || {
-        server.info_number("rlock_cancels") == 1
-    });
-    alice.run("RLOCK.RELEASE k alice WRITE");
-    drop(soon(reader).await.unwrap().unwrap());
-    until("nobody has it", || server.run("EXISTS k") == 0);
-
-    alice.take("k", "alice");
-    alice.take("l", "alice");
-    let left = format!("RLOCK.MACQUIRE {owner} 30000 2 k l BLOCK 0");
-    let _left = server.blocked_in(&left);
-    let lock = client.lock("k").owner(&owner);
-    let waiting = tokio::spawn(async move { lock.lock().await });
-    until("the other was called back", || {
-        server.waiting_owners("l").is_empty()
-    });
-    until("it waits", || server.waiting_owners("k").len() == 1);
-    alice.let_go("k", "alice");
-    soon(waiting)
-        .await
-        .unwrap()
-        .unwrap()
-        .unlock()
-        .await
-        .unwrap();
-}
-
-/// The session is attached anew while its waits stand in the queue, and asking anew is refused.
+/// The session connection breaks while a wait stands in the queue, and asking anew is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_that_is_refused_when_it_asks_anew_leaves_no_waiter() {
     let server = Server::start();
-    let router = Router::to(server.address(), "RLOCK", false);
-    let client = router.client().await;
+    let client = connect(Client::builder().grace(LONG_GRACE), &server).await;
+    // Without it the session would end with its connection, and could not begin anew.
+    let held = client.lock("held").lock().await.unwrap();
     let mut alice = server.connect();
     assert_eq!(alice.run("RLOCK.ACQUIRE k alice 60000 WRITE").held().0, 1);
     let lock = client.rw_lock("k");
     let waiting = see_in_queue(&server, "k", async move { lock.write().await });
     assert_eq!(server.run("CONFIG SET maxmemory 1"), "OK");
-    router.forget();
+    kill_session_connection(&server);
     let error = soon(waiting).await.unwrap().unwrap_err();
     assert!(
         error.is_refused() && error.to_string().contains("OOM"),
@@ -303,6 +146,7 @@ async fn a_wait_that_is_refused_when_it_asks_anew_leaves_no_waiter() {
     assert_eq!(server.run("CONFIG SET maxmemory 0"), "OK");
     alice.run("RLOCK.RELEASE k alice WRITE");
     assert_eq!(server.run("EXISTS k"), 0);
+    assert!(!held.is_lost());
 }
 
 async fn refuse_the_session_for_a_while(begin: &str, end: &str, kind: ErrorKind) {

@@ -8,6 +8,7 @@ use tokio::time::timeout;
 
 use super::client::{calm, soon, url, wait_in_queue};
 use super::client_cluster::{a_name_each, connect, other_than, until_nothing_is_left};
+use super::client_faults::session_connections;
 use super::client_session::session_of;
 
 /// Nodes that have a hostname beside their address, and are called by their address.
@@ -31,11 +32,16 @@ fn asked(shards: &Shards) -> u64 {
     shards.nodes().iter().map(asked).sum()
 }
 
-/// Waits until the client has asked so often from now on. It does every five seconds.
-fn until_asked(shards: &Shards, times: u64) {
+/// Waits until the clients have asked: each does when its session connection breaks.
+fn until_asked(shards: &Shards) {
     let before = asked(shards);
-    until("the client has asked who serves what", || {
-        asked(shards) >= before + times
+    for node in shards.primaries() {
+        for id in session_connections(node) {
+            node.run(format!("CLIENT KILL ID {id}"));
+        }
+    }
+    until("the clients have asked who serves what", || {
+        asked(shards) >= before + 2
     });
 }
 
@@ -105,8 +111,7 @@ async fn names_that_change_to_and_fro_cost_no_guard_no_wait_and_no_lock() {
             for node in shards.nodes() {
                 prefer(node, endpoint);
             }
-            // Two clients ask.
-            until_asked(shards, 3);
+            until_asked(shards);
             try_locks(&client, shards).await;
         }
     })
@@ -126,7 +131,7 @@ async fn nodes_that_name_each_other_differently_cost_nothing() {
     nothing_is_lost_while(&client, &shards, async |shards| {
         for _ in 0..3 {
             try_locks(&client, shards).await;
-            until_asked(shards, 2);
+            until_asked(shards);
         }
         try_locks(&client, shards).await;
     })
@@ -148,7 +153,7 @@ async fn connections_that_break_while_names_change_lead_to_the_same_nodes_again(
                     node.run("CLIENT KILL TYPE normal");
                 }
                 try_locks(&client, shards).await;
-                until_asked(shards, 3);
+                until_asked(shards);
             }
         }
     })
@@ -176,33 +181,6 @@ async fn try_lock(client: &Client, name: &str) {
     soon(guard.unlock()).await.unwrap();
 }
 
-/// The client connects there, finds the server at which it is attached already, and goes on with
-/// the node that it has.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_redirect_to_an_unknown_name_leads_to_the_node_that_is_known() {
-    let shards = Shards::start();
-    let client = connect(calm(), &shards).await;
-    nothing_is_lost_while(&client, &shards, async |shards| {
-        // Nobody says who serves what, so that the names are in redirects only.
-        let may_ask = |rule: &str| {
-            for node in shards.nodes() {
-                assert_eq!(node.run(format!("ACL SETUSER default {rule}")), "OK");
-            }
-        };
-        may_ask("-cluster|slots");
-        announce(shards, "localhost");
-        for _ in 0..6 {
-            shards.move_slot("k", other_than(shards, "k"));
-            try_lock(&client, "{k}").await;
-            try_locks(&client, shards).await;
-        }
-        may_ask("+cluster|slots");
-        until_asked(shards, 2);
-        try_locks(&client, shards).await;
-    })
-    .await;
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redirect_to_a_name_that_leads_nowhere_costs_no_connection_that_is_there() {
     let shards = Shards::start();
@@ -212,7 +190,7 @@ async fn a_redirect_to_a_name_that_leads_nowhere_costs_no_connection_that_is_the
         announce(shards, "127.0.0.2");
         shards.move_slot("k", other_than(shards, "k"));
         try_lock(&client, "{k}").await;
-        until_asked(shards, 3);
+        until_asked(shards);
         try_locks(&client, shards).await;
     })
     .await;
@@ -334,7 +312,7 @@ async fn nodes_that_change_places_cost_no_guard_no_wait_and_few_connections() {
         assert_eq!(at_first.run(set), "OK");
         announce_port(&shards, at_second, second);
         announce_port(&shards, at_first, first);
-        until_asked(&shards, 6);
+        until_asked(&shards);
         for guard in &guards {
             assert!(!guard.is_lost(), "{:?}", soon(guard.lost()).await);
             soon(guard.renew()).await.unwrap();

@@ -5,7 +5,7 @@ use rlock_client::{Client, LostReason, blocking};
 use rlock_tests::{Resharding, Server, Shards, until};
 
 use super::client::{calm, client, connect, patient, soon, url};
-use super::client_doubt::two_ways;
+use super::ways::two_ways;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_are_typed_and_errors_are_the_commands_own() {

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::client::{calls, calm, client, connect, poll_once, soon, two_clients, url};
-use super::client_doubt::two_ways;
+use super::ways::two_ways;
 
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
@@ -94,21 +94,22 @@ async fn who_wants_it_has_it_after_its_present_use_and_before_those_who_wait_her
     let other = other.lock();
     tokio::pin!(other);
     assert!(poll_once(other.as_mut()).await.is_pending());
-    until("all wait in the server", || {
-        server.waiting_owners("k").len() == 3
+    until("it waits in the server", || {
+        server.waiting_owners("k").len() == 1
     });
-    // And so does who comes now.
+    soon(guard.wanted()).await.unwrap();
     let fourth = lock.lock();
     tokio::pin!(fourth);
     assert!(poll_once(fourth.as_mut()).await.is_pending());
-    until("it waits there too", || {
-        server.waiting_owners("k").len() == 4
-    });
     let first = guard.token();
     guard.unlock().await.unwrap();
     let others = soon(other).await.unwrap();
     assert!(others.token() > first);
     assert!(poll_once(second.as_mut()).await.is_pending());
+    // One of those who wait here joins the end of the server's queue.
+    until("the next waits in the server", || {
+        server.waiting_owners("k").len() == 1
+    });
     others.unlock().await.unwrap();
     let second = soon(second).await.unwrap();
     assert!(poll_once(third.as_mut()).await.is_pending());
@@ -169,8 +170,12 @@ async fn what_was_lost_is_not_handed_on() {
     let client = client(&server).await;
     let lock = kept(&client, "k");
     let token = leave_idle(&lock).await;
+    let told = calls(&server, "events");
     server.run("RLOCK.BREAK k");
-    until("the client knows", || calls(&server, "release") > 0);
+    // Word of it is acknowledged by the next call, behind which the client knows.
+    until("the client knows", || {
+        calls(&server, "events") > told && server.info_number("rlock_unacknowledged_events") == 0
+    });
     let guard = lock.lock().await.unwrap();
     assert!(guard.token() > token);
     // And while it is used: who waits here asks the server.

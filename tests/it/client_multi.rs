@@ -35,7 +35,7 @@ fn count(server: &Server, name: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn taken_in_one_command_and_given_back_in_one() {
+async fn taken_in_one_command_and_given_back_by_name_and_token() {
     let server = Server::start();
     let client = client(&server).await;
     let locks = client.multi(["b", "a", "c", "a"]);
@@ -51,9 +51,9 @@ async fn taken_in_one_command_and_given_back_in_one() {
     }
     guard.renew().await.unwrap();
     guard.unlock().await.unwrap();
-    let commands = ["macquire", "mrenew", "mrelease", "acquire", "release"];
+    let commands = ["macquire", "renew", "release", "acquire"];
     let made = commands.map(|command| calls(&server, command));
-    assert_eq!(made, [1, 1, 1, 0, 0]);
+    assert_eq!(made, [1, 3, 3, 0]);
     assert_nothing_left(&server);
 }
 
@@ -243,7 +243,7 @@ async fn a_renewal_that_misses_one_of_them_says_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_watchdog_renews_all_in_one_command_and_stops_with_the_guard() {
+async fn the_watchdog_renews_each_of_them_and_stops_with_the_guard() {
     let server = Server::start();
     let (lease, interval) = (Duration::from_secs(5), 100 * MS);
     let client = connect(calm().lease(lease).renew_every(interval), &server).await;
@@ -257,12 +257,11 @@ async fn the_watchdog_renews_all_in_one_command_and_stops_with_the_guard() {
         sleep(10 * MS).await;
     }
     guard.unlock().await.unwrap();
-    let renewals = calls(&server, "mrenew");
-    // The other is renewed in the same rounds, but perhaps not in the first.
-    let rounds = calls(&server, "renew") + 3;
-    assert!((1..=rounds).contains(&renewals), "{renewals} of {rounds}");
+    let renewals = calls(&server, "renew");
+    assert!(renewals >= 21, "{renewals}");
     sleep(6 * interval).await; // six rounds, had it gone on
-    assert_eq!(calls(&server, "mrenew"), renewals);
+    let more = calls(&server, "renew") - renewals;
+    assert!(more < 20, "one lock is renewed still: {more}");
     assert!(!plain.is_lost());
 }
 
@@ -293,7 +292,7 @@ async fn a_guard_is_valid_for_no_longer_than_the_lease_in_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_owner_enters_again_alone_and_together_and_each_guard_gives_back_its_own() {
+async fn an_owner_enters_again_alone_and_together_and_the_last_guard_of_each_gives_back() {
     let server = Server::start();
     let client = client(&server).await;
     let owner = client.owner();
@@ -303,10 +302,10 @@ async fn an_owner_enters_again_alone_and_together_and_each_guard_gives_back_its_
     assert!(both.token() > alone.token());
     let again = locks.try_lock().await.unwrap();
     let inner = client.lock("b").owner(&owner).try_lock().await.unwrap();
-    assert_eq!([count(&server, "a"), count(&server, "b")], [3, 3]);
+    assert_eq!([count(&server, "a"), count(&server, "b")], [1, 1]);
     assert_eq!(inner.token(), both.token());
     both.unlock().await.unwrap();
-    assert_eq!([count(&server, "a"), count(&server, "b")], [2, 2]);
+    assert_eq!([count(&server, "a"), count(&server, "b")], [1, 1]);
     inner.unlock().await.unwrap();
     alone.unlock().await.unwrap();
     assert_eq!([count(&server, "a"), count(&server, "b")], [1, 1]);
@@ -387,18 +386,18 @@ async fn a_late_unlock_does_not_free_a_newer_hold_of_the_same_owner() {
     let locks = client.multi(["a", "b"]).owner(&owner);
     let old = locks.lock().await.unwrap();
     server.run("FLUSHALL");
+    soon(old.lost()).await;
     let new = locks.lock().await.unwrap();
-    assert!(old.is_lost(), "the owner had nothing when it came again");
     assert!(old.unlock().await.unwrap_err().is_lost());
     assert_eq!([count(&server, "a"), count(&server, "b")], [1, 1]);
     drop(new);
 
     let old = locks.lock().await.unwrap();
     server.run("DEL a");
+    soon(old.lost()).await;
     let new = client.lock("a").owner(&owner).lock().await.unwrap();
-    assert!(old.is_lost());
     drop(old);
-    // The old session's holds end with it, and the new one's stay.
+    // The old guard still gives b back, and the new guard keeps a.
     until("b is given back", || server.holder("b").is_none());
     assert!(!new.is_lost());
     new.renew().await.unwrap();
@@ -467,15 +466,17 @@ async fn an_owners_second_call_waits_when_the_first_was_dropped() {
     alice.take("b", "alice");
     let owner = client.owner();
     let first = waits(&server, "b", &client.multi(["a", "b"]).owner(&owner));
-    let asked = calls(&server, "macquire");
+    let asked = (calls(&server, "macquire"), calls(&server, "acquire"));
     let locks = client.multi(["c", "b"]).owner(&owner);
     let second = tokio::spawn(async move { locks.lock().await });
-    until("the second has asked", || {
-        calls(&server, "macquire") > asked
-    });
     let lock = client.lock("b").owner(&owner);
     let third = tokio::spawn(async move { lock.lock().await });
-    until("the third has asked", || calls(&server, "acquire") > 1);
+    // They wait for their turn, here.
+    sleep(50 * MS).await;
+    assert_eq!(
+        (calls(&server, "macquire"), calls(&server, "acquire")),
+        asked
+    );
     assert_eq!(waiters(&server), 2, "CANCEL would take out all");
     first.abort();
     until("the first has left the queue of a", || {
@@ -486,7 +487,7 @@ async fn an_owners_second_call_waits_when_the_first_was_dropped() {
         soon(second).await.unwrap().unwrap(),
         soon(third).await.unwrap().unwrap(),
     );
-    assert_eq!([count(&server, "b"), count(&server, "c")], [2, 1]);
+    assert_eq!([count(&server, "b"), count(&server, "c")], [1, 1]);
     drop((second, third));
     client.shutdown().await;
     assert_nothing_left(&server);
@@ -593,8 +594,8 @@ async fn heard_late(server: &Server, client: &Client, far: &Proxy, held_before: 
     alice.let_go("b", "alice");
     waiting.abort();
     until("it is called back", || calls(server, "cancel") > before.1);
-    assert_eq!(server.holder("b").as_deref(), Some(owner.as_str()));
-    sleep(Duration::from_millis(3_300)).await;
+    until("it is given back", || server.holder("b").is_none());
+    sleep(Duration::from_millis(1_000)).await;
     far.heal();
     let stays = || session_connection(server) == before.0;
     until("all is given back", || {
@@ -637,7 +638,6 @@ async fn a_grant_whose_event_is_lost_is_given_back() {
         assert_eq!(alice.let_go("b", "alice"), 0);
         waiting.abort();
         until("it is called back", || calls(&server, "cancel") > cancels);
-        assert!(server.holder("b").is_some());
         far.sever();
         far.heal();
         until("all is given back", || server.run("DBSIZE") == 0);
@@ -711,9 +711,9 @@ async fn killed_connections_cost_neither_a_hold_nor_a_wait() {
     let mut observer = server.connect();
     for _ in 0..3 {
         observer.run("CLIENT KILL TYPE normal SKIPME yes");
-        let renewals = calls(&server, "mrenew");
+        let renewals = calls(&server, "renew");
         until("renewed on a new connection", || {
-            calls(&server, "mrenew") > renewals
+            calls(&server, "renew") > renewals
         });
         until("they wait on a new connection", || waiters(&server) == 2);
     }
@@ -735,7 +735,7 @@ async fn holds_that_survive_a_restart_are_confirmed_and_others_are_lost() {
     let waiting = waits(&server, "b", &client.multi(["b", "c"]));
     server.restart();
     until("it was renewed after the restart", || {
-        calls(&server, "mrenew") > 0
+        calls(&server, "renew") > 0
     });
     guard.renew().await.unwrap();
     assert!(!guard.is_lost());
@@ -787,7 +787,7 @@ async fn a_possible_grant_of_a_stopped_server_is_given_back() {
         assert!(error.is_unknown(), "{error}");
         server.thaw();
         until("it is given back", || {
-            calls(&server, "mrelease") > 0 && server.run("DBSIZE") == 0
+            calls(&server, "release") > 0 && server.run("DBSIZE") == 0
         });
     }
     client.shutdown().await;

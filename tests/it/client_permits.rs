@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use super::client::{MS, begin_and_drop, calls, calm, client, connect, see_in_queue, soon, url};
 use super::client_faults::kill_session_connection;
-use super::client_session::{session_of, waiters};
+use super::client_session::waiters;
 
 fn out(server: &Server) -> i64 {
     let info = server.run("RLOCK.INFO k");
@@ -234,20 +234,4 @@ fn without_async_it_does_the_same() {
     guard.unlock().unwrap();
     exports.acquire().unwrap().unlock().unwrap();
     client.shutdown();
-}
-
-/// An owner to whom a grant is told whom nobody here knows any more: as many permits as it was
-/// granted are given back.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_for_which_nobody_listens_is_given_back_whole() {
-    let server = Server::start();
-    let client = client(&server).await;
-    let held = client.semaphore("k", 5).acquire_many(5).await.unwrap();
-    let id = held.owner().as_str().split(':').next().unwrap().to_owned();
-    let session = session_of(&client);
-    let queue = format!("RLOCK.ACQUIRE k {id}:777 30000 PERMITS 4 OF 5 QUEUE 0 SESSION {session}");
-    server.run(queue).queued();
-    held.unlock().await.unwrap();
-    until("all four are back", || server.run("EXISTS k") == 0);
-    assert_eq!(calls(&server, "release"), 1 + 3 + 2, "three that it is not");
 }

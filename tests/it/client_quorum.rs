@@ -514,8 +514,10 @@ async fn a_renewal_needs_a_majority() {
     assert!(!guard.is_lost());
     let left = end.saturating_duration_since(Instant::now());
     assert!(guard.valid_for() <= left + MS, "the lease is as it was");
+    // It may not have been sent: the connections were given up, and the next ones do not answer.
     let error = soon(guard.unlock()).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unknown, "{error}");
+    let kinds = [ErrorKind::Unknown, ErrorKind::Unavailable];
+    assert!(kinds.contains(&error.kind()), "{error}");
     five.0[..3].iter().for_each(Server::thaw);
     five.all_free("k", 0..5);
 }

@@ -3,28 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use rlock_client::{Client, ClientBuilder};
-use rlock_tests::{Proxy, Server, Shards, until};
+use rlock_tests::{Server, Shards, until};
 use tokio::time::{sleep, timeout};
 
 use super::client::{MS, calm, patient, see_in_queue, soon};
-use super::client_faults::{kill_session_connection, session_connection};
-
-/// A client whose session goes another way than its commands.
-async fn two_ways(server: &Server, builder: ClientBuilder) -> (Client, Proxy, Proxy) {
-    let (near, far) = (Proxy::to(server.address()), Proxy::to(server.address()));
-    let client = builder
-        .connect(&format!("redis://{}", near.address()))
-        .await
-        .unwrap();
-    near.lead_to(far.address());
-    let before = session_connection(server).unwrap();
-    kill_session_connection(server);
-    until("the session goes by far", || {
-        session_connection(server).is_some_and(|id| id != before)
-    });
-    (client, near, far)
-}
+use super::ways::two_ways;
 
 /// A call of EVENTS is on its way while a grant is made and the lock broken: one answer tells
 /// of both.

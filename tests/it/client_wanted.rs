@@ -11,8 +11,8 @@ use rlock_tests::{Server, Shards, until};
 use tokio::time::timeout;
 
 use super::client::{MS, calls, calm, client, soon, two_clients, url, wait_in_queue};
-use super::client_doubt::two_ways;
 use super::client_quorum::within_grace;
+use super::ways::two_ways;
 
 /// Whether it was told by now, without waiting for the server.
 async fn is_told<M>(guard: &Guard<M>) -> bool {

@@ -110,4 +110,5 @@ mod readme; // the transcript in README.md
 mod tidy;
 
 mod harness; // the harness itself catches what it should catch
+mod ways; // clients with one way for commands and another for the session
 mod wires; // connections of a client in memory, for its tests

@@ -54,6 +54,8 @@ pub(super) struct Inner {
     pub(super) leads: Mutex<BTreeMap<String, String>>,
     /// What a cluster says to `CLUSTER SLOTS`: which node serves a slot, and up to which one.
     pub(super) slots: Mutex<Vec<(u16, u16, &'static str, &'static str)>>,
+    /// The ids of these, where they are servers that say who they are.
+    pub(super) ids: Mutex<BTreeMap<&'static str, String>>,
     /// How often it was asked.
     pub(super) asked: AtomicUsize,
 }
@@ -81,6 +83,7 @@ impl Wires {
             slow: Mutex::default(),
             leads: Mutex::default(),
             slots: Mutex::default(),
+            ids: Mutex::default(),
             asked: AtomicUsize::new(0),
         }))
     }
@@ -101,16 +104,22 @@ impl Wires {
 
     pub(super) fn slots(&self) -> String {
         self.0.asked.fetch_add(1, Ordering::SeqCst);
-        let slots = self.0.slots.lock().unwrap();
+        let (slots, ids) = (self.0.slots.lock().unwrap(), self.0.ids.lock().unwrap());
         let mut reply = format!("*{}\r\n", slots.len());
         for (first, last, host, id) in slots.iter() {
             let text = |text: &str| format!("${}\r\n{text}\r\n", text.len());
+            let id = ids.get(id).map_or(*id, String::as_str);
             let (host, id) = (text(host), text(id));
             reply += "*3\r\n";
             reply += &[":", &first.to_string(), "\r\n:", &last.to_string()].concat();
             reply += &["\r\n*4\r\n", &host, ":6379\r\n", &id, "*0\r\n"].concat();
         }
         reply
+    }
+
+    /// The node that slots name so is this server.
+    pub(super) fn is(&self, id: &'static str, server: &rlock_test::Server) {
+        self.0.ids.lock().unwrap().insert(id, server.run_id());
     }
 
     pub(super) fn lead(&self, address: &str, server: &str) {
@@ -199,7 +208,7 @@ impl Wires {
             let telling = async {
                 while let Some((at, bytes)) = due.recv().await {
                     sleep_until(at).await;
-                    let is_last = String::from_utf8_lossy(&bytes).contains("run_id");
+                    let is_last = String::from_utf8_lossy(&bytes).contains("proto");
                     if is_last && slow.silent_in_handshake {
                         std::future::pending::<()>().await;
                     }

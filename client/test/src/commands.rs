@@ -91,10 +91,14 @@ pub(crate) struct Identity<'a> {
     pub(crate) membership: Option<&'a Membership>,
 }
 
+/// Of a server and of its life, one from each start to the next.
+pub(crate) fn run_id((id, life): (u64, u64)) -> String {
+    format!("{id:016x}{life:024x}")
+}
+
 impl Identity<'_> {
     fn run_id(&self) -> String {
-        let (id, life) = self.run_id;
-        format!("{id:016x}{life:024x}")
+        run_id(self.run_id)
     }
 
     /// By which a client knows this server again: in a cluster the node's id.

@@ -248,6 +248,11 @@ impl Server {
 
     // --- To look at ------------------------------------------------------------------------------
 
+    /// Its run id, which `RLOCK.BIND` tells outside a cluster. After a restart it has another.
+    pub fn run_id(&self) -> String {
+        commands::run_id((self.inner.id, self.inner.lives.get()))
+    }
+
     /// The owners who hold this lock now.
     pub fn holders(&self, name: &str) -> Vec<String> {
         let now = self.inner.now();

@@ -183,7 +183,7 @@ fn a_user_who_may_use_locks() {
     let server = Server::start();
     server.run(
         "ACL SETUSER bob on >s:e@c/ret ~job* +rlock.acquire +rlock.release +rlock.renew \
-        +rlock.events +rlock.cancel +rlock.info +info",
+        +rlock.events +rlock.bind +rlock.cancel +rlock.info",
     );
     server.run("ACL SETUSER default off");
     let url = format!("redis://bob:s%3Ae%40c%2Fret@{}", server.address());

@@ -801,7 +801,8 @@ fn one_of_the_two_that_is_stopped_does_not_save_the_command() {
 #[test]
 fn users_have_passwords_that_the_command_line_does_not_show() {
     let server = Server::start();
-    let rights = "~* +rlock.acquire +rlock.release +rlock.renew +rlock.events +rlock.cancel +info";
+    let rights =
+        "~* +rlock.acquire +rlock.release +rlock.renew +rlock.events +rlock.bind +rlock.cancel";
     server.run(format!("ACL SETUSER bob on >s:e@c/ret {rights}"));
     server.run("ACL SETUSER default off");
     let words = ["--user", "bob", "run", "a", "--", "true"];
