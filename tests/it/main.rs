@@ -91,6 +91,7 @@ mod client_quorum; // its lock over several servers
 mod client_quorum_faults; // the same where these are at odds
 mod client_quorum_storm; // never two holders
 mod client_races; // losses told with grants, several slots in time
+mod client_rules; // one hold for each owner, and silences that cost nothing
 mod client_rw; // its readers and writers
 mod client_scope; // locks that are taken for one owner
 mod client_seen; // what operators see of it

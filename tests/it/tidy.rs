@@ -119,9 +119,7 @@ const CRATES: [Crate; 3] = [
     },
     Crate {
         sources: "client/src",
-        floors: &[
-            "blocking", "quorum", "api", "flows", "ledger", "topology", "wire",
-        ],
+        floors: &["blocking", "quorum", "api", "locks", "topology", "wire"],
         has_no_root: false,
     },
 ];
