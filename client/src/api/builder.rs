@@ -378,6 +378,7 @@ impl ClientBuilder {
                 durability: self.durability,
                 listener,
                 runtime: runtime.clone(),
+                gathering: Arc::default(),
                 epochs: Arc::default(),
             };
             Router::start(first, cluster, identity)

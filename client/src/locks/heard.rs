@@ -21,6 +21,13 @@ impl Listener for Context {
         if news.is_new {
             this.begins_anew(session, news.life);
         }
+        // All that is lost is so before anybody hears of it: who is told of one of several locks may
+        // ask for them anew at once.
+        for event in &news.events {
+            if let (Some(hold), What::Lost(reason)) = (this.hold_of(session, event), &event.what) {
+                hold.is_lost_unheard(*reason);
+            }
+        }
         for event in &news.events {
             this.hears(session, event, news.since);
         }
@@ -167,6 +174,17 @@ impl Context {
         // The answer to the ACQUIRE will tell whether it is about this.
         call.early.push(event.clone());
         None
+    }
+}
+
+impl Context {
+    /// The hold that an event names.
+    fn hold_of(&self, session: &Arc<Session>, event: &Event) -> Option<Arc<Hold>> {
+        self.table.with(|state| {
+            let hold = state.hold(state.find(event)?)?;
+            let is_meant = hold.token == event.token && hold.is_of(session);
+            is_meant.then(|| Arc::clone(hold))
+        })
     }
 }
 

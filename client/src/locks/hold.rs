@@ -225,8 +225,12 @@ impl Hold {
 
     /// Says that it is lost. The first reason stands.
     fn lose(&self, reason: LostReason) {
+        self.is_lost_for(reason);
+        self.changed.notify_waiters();
+    }
+
+    fn is_lost_for(&self, reason: LostReason) {
         if self.lost.set(reason).is_ok() {
-            self.changed.notify_waiters();
             // Of what is being given back nobody wants to know.
             if self.has_guards() {
                 self.span.lost(reason);
@@ -239,6 +243,12 @@ impl Hold {
     pub(crate) fn is_lost_there(&self, reason: LostReason) {
         self.is_gone.store(true, Ordering::Release);
         self.lose(reason);
+    }
+
+    /// The same, of which its guards hear in a moment.
+    pub(crate) fn is_lost_unheard(&self, reason: LostReason) {
+        self.is_gone.store(true, Ordering::Release);
+        self.is_lost_for(reason);
     }
 
     /// Whether the server has nothing of it any more.

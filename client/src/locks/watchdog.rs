@@ -79,6 +79,7 @@ pub(crate) async fn run(watchdog: Arc<Watchdog>, context: Weak<Context>) {
             !holds.is_empty()
         });
         let span = trace::renew(holds.len());
+        let _gathering = context.router.gathering().await;
         span.around(async {
             for some in holds.chunks(AT_ONCE) {
                 for hold in some {

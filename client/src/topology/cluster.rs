@@ -257,6 +257,7 @@ mod tests {
             durability: None,
             listener: Weak::<Context>::new(),
             runtime: Handle::current(),
+            gathering: Arc::default(),
             epochs: Arc::default(),
         };
         let node = Node::start(connector.other(&address(host)), None, &identity);

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 use crate::task;
@@ -32,6 +33,8 @@ pub(crate) struct Identity {
     pub(crate) durability: Option<Durability>,
     pub(crate) listener: Weak<dyn Listener>,
     pub(crate) runtime: Handle,
+    /// Held while many holds are renewed at once.
+    pub(crate) gathering: Arc<Mutex<()>>,
     /// Numbers the connections.
     pub(crate) epochs: Arc<AtomicU64>,
 }
@@ -44,7 +47,10 @@ impl Node {
         identity: &Identity,
     ) -> Arc<Self> {
         let (runtime, grace) = (&identity.runtime, identity.grace);
-        let start = |durability| Acknowledger::start(runtime, connector.clone(), durability);
+        let start = |durability| {
+            let gathering = Arc::clone(&identity.gathering);
+            Acknowledger::start(runtime, connector.clone(), durability, gathering)
+        };
         let acknowledger = identity.durability.map(start);
         let mut tasks = JoinSet::new();
         if !connector.sentinels.is_empty() {

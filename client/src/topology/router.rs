@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{MutexGuard, Notify};
 
 use crate::error::Error;
 use crate::locked;
@@ -82,6 +82,11 @@ impl Router {
         let node = node.cloned();
         drop(map);
         node.unwrap_or_else(|| self.home(name))
+    }
+
+    /// Renewals that are handed over while this is held share one wait for copies.
+    pub(crate) async fn gathering(&self) -> MutexGuard<'_, ()> {
+        self.identity.gathering.lock().await
     }
 
     /// Whether grants must be acknowledged before they count.

@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use redis::Cmd;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::yield_now;
+use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::wire::connection::Batch;
@@ -65,10 +64,16 @@ struct Request {
 pub(crate) type Acknowledged = (bool, Result<(), Error>);
 
 impl Acknowledger {
-    /// Nothing is connected before it is needed.
-    pub(crate) fn start(runtime: &Handle, connector: Connector, durability: Durability) -> Self {
+    /// Nothing is connected before it is needed. Nobody is waited for while somebody is `gathering`
+    /// renewals.
+    pub(crate) fn start(
+        runtime: &Handle,
+        connector: Connector,
+        durability: Durability,
+        gathering: Arc<Mutex<()>>,
+    ) -> Self {
         let (requests, queue) = mpsc::unbounded_channel();
-        runtime.spawn(task(run(connector, durability, queue)));
+        runtime.spawn(task(run(connector, durability, gathering, queue)));
         Self { requests }
     }
 
@@ -85,14 +90,19 @@ impl Acknowledger {
     }
 }
 
-async fn run(connector: Connector, durability: Durability, mut queue: Queue) {
+async fn run(
+    connector: Connector,
+    durability: Durability,
+    gathering: Arc<Mutex<()>>,
+    mut queue: Queue,
+) {
     let limit = connector.dialer.response_timeout;
     let limit = limit.saturating_add(durability.within);
     let (mut batch, mut pace, mut present) = (Vec::new(), Pace::default(), None::<Connection>);
     // All that have come while the last wait lasted share the next.
     while queue.recv_many(&mut batch, usize::MAX).await > 0 {
-        // Those that are handed over in one go.
-        yield_now().await;
+        // Those that are handed over in one go share this wait.
+        drop(gathering.lock().await);
         batch.extend(std::iter::from_fn(|| queue.try_recv().ok()));
         batch.retain(|request| !request.reply.is_closed());
         if batch.is_empty() {
