@@ -447,7 +447,7 @@ async fn a_replaced_primary_is_not_connected_to_for_a_wait_that_has_left() {
     });
     shards.restart();
     soon(guard.renew()).await.unwrap();
-    // It is left when the cluster is asked next, every five seconds.
+    // It is left as soon as the client has asked who serves what.
     tokio::time::sleep(Duration::from_secs(11)).await;
     let node = shards.nodes().iter().find(|node| node.port() == old);
     let received = || node.unwrap().info_number("total_connections_received");

@@ -595,7 +595,7 @@ async fn heard_late(server: &Server, client: &Client, far: &Proxy, held_before: 
     waiting.abort();
     until("it is called back", || calls(server, "cancel") > before.1);
     until("it is given back", || server.holder("b").is_none());
-    sleep(Duration::from_millis(1_000)).await;
+    sleep(Duration::from_secs(1)).await;
     far.heal();
     let stays = || session_connection(server) == before.0;
     until("all is given back", || {
