@@ -1,5 +1,5 @@
-//! What the client's five rules make simple: one hold for each owner, and a session in which nothing
-//! has to be confirmed.
+//! What the client's five rules make simple: one hold for each owner, and a session in which
+//! nothing has to be confirmed.
 
 use std::time::{Duration, Instant};
 

@@ -227,8 +227,8 @@ impl Turns {
         Ok(())
     }
 
-    /// It is its turn everywhere: takes part in what the owner holds, and asks for the rest. Nothing,
-    /// if something was lost meanwhile.
+    /// It is its turn everywhere: takes part in what the owner holds, and asks for the rest.
+    /// Nothing, if something was lost meanwhile.
     fn begin(&mut self) -> Option<Begun> {
         let (context, request) = (Arc::clone(&self.context), Arc::clone(&self.request));
         let (reply, answer) = oneshot::channel();
@@ -244,9 +244,9 @@ impl Turns {
             names.sort_unstable();
             for (name, slot) in names.into_iter().zip(slots) {
                 match state.live(slot, now) {
-                    Some(hold) => {
-                        hold.gains_guard();
-                        held.push(Held::new(&context, hold, slot));
+                    Some(present) => {
+                        present.gains_guard();
+                        held.push(Held::new(&context, present, slot));
                         state.pass_turn(slot);
                     }
                     None => missing.push((name, slot)),
@@ -336,10 +336,11 @@ impl Pending {
     async fn answer(&mut self) -> Result<Helds, Error> {
         let closing = self.context.background.closing.clone();
         let WaitMode::Until(deadline) = self.request.wait_mode else {
+            let waits = self.request.wait_mode.waits();
             return tokio::select! {
                 biased;
                 answer = &mut self.answer => answer.unwrap_or_else(|_| Err(Error::shut_down())),
-                () = closing.cancelled(), if self.request.wait_mode.waits() => Err(Error::shut_down()),
+                () = closing.cancelled(), if waits => Err(Error::shut_down()),
             };
         };
         // The server's own word comes first; without one the time is up all the same.
@@ -495,8 +496,8 @@ impl Context {
         }
     }
 
-    /// A wait hears the events that came before the answer to its ACQUIRE. What comes behind its end
-    /// is about what it was granted.
+    /// A wait hears the events that came before the answer to its ACQUIRE. What comes behind its
+    /// end is about what it was granted.
     fn hears_early(self: &Arc<Self>, id: CallId, early: Vec<Event>) -> Next {
         let mut early = early.into_iter();
         while let Some(event) = early.next() {

@@ -21,7 +21,7 @@ impl Listener for Context {
         if news.is_new {
             this.begins_anew(session, news.life);
         }
-        // All that is lost is so before anybody hears of it: who is told of one of several locks may
+        // All that is lost is so before anybody hears of it: who is told of one of several may
         // ask for them anew at once.
         for event in &news.events {
             if let (Some(hold), What::Lost(reason)) = (this.hold_of(session, event), &event.what) {

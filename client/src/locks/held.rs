@@ -187,7 +187,9 @@ impl Context {
                     }
                     let released = read_by(reply, read_released).and_then(|was_held| {
                         let lost = || Error::lost(LostReason::NotHeld);
-                        was_held.then_some(()).ok_or_else(lost)
+                        // Otherwise whoever has the turn may have given it back before.
+                        let is_done = was_held || slot.is_none();
+                        is_done.then_some(()).ok_or_else(lost)
                     });
                     tell(report.take(), released);
                 }

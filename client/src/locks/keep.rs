@@ -441,9 +441,9 @@ impl Kept {
             Here::Idle { held, since } if Arc::ptr_eq(&held.hold, hold) => {
                 let until = since.checked_add(self.key.idle).filter(|_| !is_over);
                 if until.is_none_or(|until| until <= now) {
-                    let held = self.take_out(&mut inside);
+                    let idle = self.take_out(&mut inside);
                     drop(inside);
-                    drop(held);
+                    drop(idle);
                     self.leaves();
                     return None;
                 }
@@ -562,24 +562,24 @@ impl Asking {
     }
 
     /// It has the lock, which is kept from now on.
-    fn entered(self, context: &Arc<Context>, mut held: Held) -> Held {
-        let (kept, hold) = (Arc::clone(&self.kept), Arc::clone(&held.hold));
-        let mut inside = kept.inside();
+    fn entered(self, context: &Arc<Context>, mut taken: Held) -> Held {
+        let (lock, hold) = (Arc::clone(&self.kept), Arc::clone(&taken.hold));
+        let mut inside = lock.inside();
         if !self.is_asked(&inside) {
-            return held;
+            return taken;
         }
         inside.here = Here::Used(Arc::clone(&hold));
         drop(inside);
         let background = &context.background;
         let watching = watch(
             self.context.clone(),
-            Arc::downgrade(&kept),
+            Arc::downgrade(&lock),
             hold,
             background.closing.clone(),
         );
         background.spawn(watching);
-        held.kept = Some(kept);
-        held
+        taken.kept = Some(lock);
+        taken
     }
 }
 

@@ -134,7 +134,7 @@ fn send(
             };
             metrics::renewed(renewed.as_ref().ok().copied());
             let told = match renewed {
-                Ok(held) => took_note(&hold, held, sending, lease, counts),
+                Ok(is_held) => took_note(&hold, is_held, sending, lease, counts),
                 Err(error) => Err(error),
             };
             if let Some(context) = Weak::upgrade(&context) {
@@ -149,12 +149,12 @@ fn send(
 
 fn took_note(
     hold: &Hold,
-    held: bool,
+    is_held: bool,
     sending: Option<Sending>,
     lease: Lease,
     counts: bool,
 ) -> Result<(), Error> {
-    let Some(sending) = sending.filter(|_| held) else {
+    let Some(sending) = sending.filter(|_| is_held) else {
         hold.is_lost_there(LostReason::NotHeld);
         return Err(Error::lost(LostReason::NotHeld));
     };

@@ -48,8 +48,8 @@ impl Watchdog {
         });
     }
 
-    /// A round starts now. Whether another will be due is known when it has looked at the holds: one
-    /// that comes meanwhile either is seen, or finds that no round is due.
+    /// A round starts now. Whether another will be due is known when it has looked at the holds:
+    /// one that comes meanwhile either is seen, or finds that no round is due.
     fn starts(&self, now: Instant, are_any: impl FnOnce() -> bool) {
         let next = now.checked_add(self.interval);
         self.next

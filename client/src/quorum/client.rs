@@ -315,7 +315,7 @@ impl Core {
             }
             tokio::select! {
                 _ = &mut trying => all_tried = true,
-                Some(_) = reaching.next() => {}
+                Some(()) = reaching.next() => {}
             }
         }
     }

@@ -191,11 +191,11 @@ impl Router {
         let mut backoff = Backoff::new();
         loop {
             self.stale.notified().await;
-            let moved = self.refresh().await;
-            if moved.is_err() {
+            let read = self.refresh().await;
+            if read.is_err() {
                 self.request_refresh();
             }
-            if let Ok(Some(moved)) = moved
+            if let Ok(Some(moved)) = read
                 && let Some(client) = moves.upgrade()
             {
                 backoff = Backoff::new();

@@ -60,7 +60,7 @@ pub(crate) struct Expected {
     pub(crate) hops: u32,
     /// When it was sent last, and what it counts on.
     sent: Option<Sending>,
-    _counted: Option<Counted>,
+    counted: Option<Counted>,
 }
 
 /// How a command is treated that was not answered, or was sent to the wrong node.
@@ -126,7 +126,7 @@ impl Request {
             until: None,
             hops: 0,
             sent: None,
-            _counted: None,
+            counted: None,
         };
         Self { cmd, expected }
     }
@@ -145,6 +145,7 @@ impl Request {
 
 impl Expected {
     fn told(&mut self, reply: Result<Value, Error>) {
+        drop(self.counted.take());
         (self.then)(Outcome::Told(reply, self.sent.take()));
     }
 
@@ -202,7 +203,7 @@ impl Link {
     /// returns.
     pub(crate) fn send(&self, mut request: Request) {
         self.unanswered.fetch_add(1, Ordering::Relaxed);
-        request.expected._counted = Some(Counted(Arc::clone(&self.unanswered)));
+        request.expected.counted = Some(Counted(Arc::clone(&self.unanswered)));
         // If the task has gone, the runtime has, and nobody listens.
         if let Err(unsent) = self.requests.send(request) {
             unsent
@@ -239,6 +240,7 @@ struct Driver {
 impl Driver {
     async fn run(mut self) {
         while let Some((mut connection, life)) = self.bound().await {
+            self.send_elsewhere();
             let unanswered = self.serve(&mut connection, life).await;
             drop(connection);
             self.send_again(unanswered);
@@ -335,7 +337,10 @@ impl Driver {
                 }
                 () = self.alarm.rings() => {
                     let trouble = self.session.trouble();
-                    self.unsent.retain_mut(|one| !one.expected.is_due() || one.expected.overdue(&trouble));
+                    let stays = |one: &mut Request| {
+                        !one.expected.is_due() || one.expected.overdue(&trouble)
+                    };
+                    self.unsent.retain_mut(stays);
                     // What has no answer by then has none: whoever was to have one has gone.
                     if self.is_closed {
                         self.unsent.retain(|one| one.expected.until.is_some());
@@ -393,6 +398,23 @@ impl Driver {
         }
     }
 
+    /// What was to go behind an `ASKING` and was not answered: the slot may have moved since, to
+    /// here or back.
+    fn send_elsewhere(&mut self) {
+        let unsent = std::mem::take(&mut self.unsent);
+        let (asking, others): (Vec<_>, Vec<_>) =
+            unsent.into_iter().partition(|one| one.expected.asking);
+        self.unsent = others.into();
+        for request in asking {
+            match self.listener.upgrade() {
+                Some(client) if request.expected.manner != Manner::Asks => {
+                    client.redirected(&self.session, request, Error::elsewhere());
+                }
+                _ => request.fail(Error::elsewhere()),
+            }
+        }
+    }
+
     /// Sends and hears answers until the connection is over: what was not answered.
     async fn serve(&mut self, connection: &mut Connection, life: i64) -> InFlight {
         let mut in_flight = InFlight::new(self.connector.dialer.response_timeout);
@@ -410,6 +432,7 @@ impl Driver {
                 }
             }
             let next = in_flight.next_look().into_iter().chain(self.paused_until);
+            let takes_more = !self.is_closed && self.unsent.is_empty();
             self.alarm.set(next.min());
             tokio::select! {
                 biased;
@@ -421,7 +444,7 @@ impl Driver {
                         yield_now().await;
                     }
                 }
-                count = self.queue.recv_many(&mut batch, BATCH_MAX), if !self.is_closed && self.unsent.is_empty() => {
+                count = self.queue.recv_many(&mut batch, BATCH_MAX), if takes_more => {
                     self.is_closed = count == 0;
                     self.take(&mut batch);
                 }
@@ -537,8 +560,8 @@ impl Driver {
     }
 }
 
-/// Whether a command was not carried out because it has reached the wrong node, or the server cannot
-/// do it just now, and is sent again by itself.
+/// Whether a command was not carried out because it has reached the wrong node, or the server
+/// cannot do it just now, and is sent again by itself.
 fn misdirected(refusal: &redis::ServerError, manner: Manner) -> Option<Error> {
     let error = Error::from_server(refusal.code(), refusal.details());
     let is_again = match manner {

@@ -412,9 +412,11 @@ impl Listening {
     /// another node of this client. It answers at once then.
     fn ask(&self, connection: Connection, wait: Option<Duration>) -> Asked {
         let is_verified = self.session.is_verified(self.life);
-        let after = is_verified
-            .then_some((self.life, self.seq))
-            .unwrap_or_default();
+        let after = if is_verified {
+            (self.life, self.seq)
+        } else {
+            (0, 0)
+        };
         let name = &self.session.name;
         let call = request::events(name, self.epoch, after, wait, self.session.grace);
         let sent = Instant::now();
@@ -523,8 +525,7 @@ impl Listening {
             self.connector.dialer.response_timeout,
             asked.replies,
         ));
-        loop {
-            let Some(before) = &mut old else { break };
+        while let Some(before) = &mut old {
             tokio::select! {
                 biased;
                 late = &mut before.replies => {
