@@ -36,13 +36,9 @@ use crate::wire::{Mode, WaitMode};
 /// # Owner
 ///
 /// Without [`owner`](Self::owner) every call is an owner of its own. With it the locks that the
-/// owner holds already are entered again, and the others taken. Guards of one lock that were taken
-/// alone and together are given back each by itself, and none of them cuts the lease of another
-/// short. An owner is in a lock's queue once: a second call waits here until the first has ended.
-///
-/// If one of the locks is lost beside other guards of the same owner, those of the rest that this
-/// guard was the first to take are given back with it. What it had entered again is not, since that
-/// could take what is theirs: it ends with its lease.
+/// owner holds already are entered again, and the others taken. Each lock is a hold of its own,
+/// which this guard shares with the owner's other guards of it: the last of them gives it back. An
+/// owner is in a lock's queue once: a second call waits here until the first has ended.
 #[derive(Clone, Debug)]
 #[must_use = "it takes nothing until lock() is called and awaited"]
 pub struct MultiLock {

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 /// server does not see that one caller made both. A [`Scope`](crate::Scope) takes all of its locks
 /// for one owner, which is what most programs want. Where that does not fit, mint an owner with
 /// [`Client::owner`](crate::Client::owner) and pass it on: whoever has it enters a lock again that
-/// it already holds, and each [`Guard`](crate::Guard) gives back one hold. Clones are the same
+/// it already holds, and the last [`Guard`](crate::Guard) gives it back. Clones are the same
 /// owner.
 ///
 /// An owner belongs to the client that minted it, and to its clones. With any other client it is
