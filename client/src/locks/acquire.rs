@@ -17,12 +17,12 @@ use crate::locks::{
     State, Target, renew,
 };
 use crate::time::{MILLIS_MAX, within};
-use crate::topology::Route;
+use crate::topology::{Node, Route};
 use crate::wire::reply::{read_acquired, read_by};
 use crate::wire::{
     Acquired, Event, Manner, Mode, Outcome, Sending, Session, WaitMode, What, request,
 };
-use crate::{metrics, task, trace};
+use crate::{metrics, task, trace, wire};
 
 /// What a caller asked for.
 pub(crate) struct Request {
@@ -148,7 +148,7 @@ async fn take_turns(context: &Arc<Context>, request: &Arc<Request>) -> Result<Tu
             if !request.wait_mode.waits() && state.call_at(slot).is_some_and(is_queued) {
                 return Err(Error::not_acquired(Some(Duration::ZERO)));
             }
-            Ok(Some(state.line_up(slot)))
+            Ok(Some(state.line_up(slot, request.wait_mode.waits())))
         });
         match waiting {
             Ok(None) => {}
@@ -183,14 +183,20 @@ impl Turns {
             let at = deadline.map_or(next, |deadline| deadline.min(next));
             tokio::select! {
                 biased;
-                _ = &mut told => return Ok(()),
+                told = &mut told => {
+                    // Who has the turn waits in the server's queue.
+                    let refused = |_| Error::not_acquired(Some(Duration::ZERO));
+                    return told.map_err(refused);
+                }
                 () = context.background.closing.cancelled() => return Err(Error::shut_down()),
                 () = sleep_until(at) => {}
             }
             let slot = self.slots.last().copied().unwrap_or_default();
             let is_queued = context.table.with(|state| {
+                // Or it is the turn of one who waits for its turn elsewhere.
+                let is_next = matches!(state.turn(slot), Some(Turn::Next(_)));
                 let call = state.call_at(slot);
-                call.is_some_and(|(_, call)| call.was_queued)
+                is_next || call.is_some_and(|(_, call)| call.was_queued)
             });
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return Err(Error::not_acquired(Some(Duration::ZERO)));
@@ -265,7 +271,8 @@ impl Turns {
                 names,
                 slots,
                 held,
-                phase: Phase::Asking,
+                phase: Phase::Pausing,
+                asked: 0,
                 session: Arc::clone(&home.session),
                 early: Vec::new(),
                 reply,
@@ -396,34 +403,43 @@ pub(super) enum Next {
 impl Context {
     /// Sends the ACQUIRE of a call: where its lock is, or there.
     pub(super) fn ask(self: &Arc<Self>, id: CallId, there: Option<Route>) {
-        let asked = self.table.with(|state| {
+        // Handed over under the lock: what undoes the call is handed over behind it.
+        let refused = self.table.with(|state| {
             let call = state.call(id)?;
-            let first = call.names.first()?;
+            let first = Arc::clone(call.names.first()?);
+            if let Phase::Asking = call.phase {
+                return None;
+            }
             let (node, asking) = match there {
                 Some(route) => (route.node, route.asking),
-                None => (self.router.home(first), false),
+                None => (self.router.home(&first), false),
             };
-            call.phase = Phase::Asking;
-            call.session = Arc::clone(&node.session);
-            let target = call.request.target(first);
-            let Request {
-                options, wait_mode, ..
-            } = *call.request;
-            let (subject, session) = (target.subject(), &node.session.name);
-            let mut cmd = request::acquire(subject, &call.names, options.lease, wait_mode, session);
-            if call.request.owner.is_kept() {
-                // Asked for behind the grant, a caller who is refused in between would not be told
-                // of.
-                cmd.arg("WANTED");
+            if call.asked == 0 && node.link.is_full() {
+                let full = "too many commands wait for an answer";
+                return Some(Err(Error::unavailable(full)));
             }
-            Some((node, asking, cmd, Arc::clone(first)))
+            call.phase = Phase::Asking;
+            call.asked = call.asked.saturating_add(1);
+            call.session = Arc::clone(&node.session);
+            let request = self.request_of(id, call, &node);
+            node.link.hand_over(request.asking(asking)).map(Ok)
         });
-        let Some((node, asking, cmd, name)) = asked else {
-            return;
-        };
-        if node.link.is_full() {
-            let full = "too many commands wait for an answer";
-            return self.go_on(id, Next::Fail(Error::unavailable(full)));
+        match refused {
+            None => {}
+            Some(Ok(unsent)) => unsent.fail(Error::shut_down()),
+            Some(Err(error)) => self.go_on(id, Next::Fail(error)),
+        }
+    }
+
+    fn request_of(self: &Arc<Self>, id: CallId, call: &Call, node: &Node) -> wire::Request {
+        let first = call.names.first().cloned().unwrap_or_default();
+        let target = call.request.target(&first);
+        let (options, wait_mode) = (call.request.options, call.request.wait_mode);
+        let (subject, session) = (target.subject(), &node.session.name);
+        let mut cmd = request::acquire(subject, &call.names, options.lease, wait_mode, session);
+        if call.request.owner.is_kept() {
+            // Asked for behind the grant, a caller who is refused in between would not be told of.
+            cmd.arg("WANTED");
         }
         let context = Arc::downgrade(self);
         let then = Box::new(move |outcome| {
@@ -431,8 +447,7 @@ impl Context {
                 context.answered(id, outcome);
             }
         });
-        let request = crate::wire::Request::new(cmd, &name, Manner::Asks, then);
-        node.link.send(request.asking(asking));
+        wire::Request::new(cmd, &first, Manner::Asks, then)
     }
 
     /// The ACQUIRE of a call was answered, or will not be.
@@ -442,73 +457,71 @@ impl Context {
                 Some(call) if !call.was_queued => Next::Undo(error),
                 _ => Next::Nothing,
             }),
-            Outcome::Told(reply, sending) => match (read_by(reply, read_acquired), sending) {
-                (Ok(acquired), Some(sending)) => self.is_told(id, acquired, sending),
-                (Ok(_), None) => Next::Nothing,
-                (Err(error), _) => self.is_refused(id, error),
-            },
+            Outcome::Told(reply, sending) => {
+                // What is told from now on is about what follows.
+                self.table.with(|state| {
+                    if let Some(call) = state.call(id) {
+                        call.phase = Phase::Pausing;
+                    }
+                });
+                let is_again = sending.as_ref().is_some_and(|sending| sending.again);
+                match (read_by(reply, read_acquired), sending) {
+                    (Ok(acquired), Some(sending)) => self.is_told(id, acquired, sending),
+                    (Ok(_), None) => Next::Nothing,
+                    (Err(error), _) => self.is_refused(id, error, is_again),
+                }
+            }
         };
         self.go_on(id, next);
     }
 
     fn is_told(self: &Arc<Self>, id: CallId, acquired: Acquired, sending: Sending) -> Next {
-        match acquired {
+        // Looked at under the lock: either another life is seen here, or this is seen by what
+        // follows from it.
+        self.table.with(|state| match acquired {
             Acquired::NotHeld { lease_left } => Next::Fail(Error::not_acquired(lease_left)),
             Acquired::Granted { token } => {
                 let (session, confidence) = (Arc::clone(&sending.session), sending.confidence());
-                let former = sending.is_of_former_life();
-                let counts_on = CountsOn {
-                    session,
-                    confidence,
-                };
                 let grant = Grant {
                     token,
                     since: sending.at,
-                    counts_on,
+                    counts_on: CountsOn {
+                        session,
+                        confidence,
+                    },
                 };
-                self.table
-                    .with(|state| Self::is_granted(state, id, grant, former))
+                Self::is_granted(state, id, grant, sending.is_of_former_life())
             }
             Acquired::Queued { seq, life } => {
                 let present = sending.session.life();
                 let is_present = present == Some(life) || !sending.is_of_former_life();
-                let early = self.table.with(|state| {
-                    let call = state.call(id)?;
-                    call.was_queued = true;
-                    call.tries = 0;
-                    let early = std::mem::take(&mut call.early);
-                    call.phase = Phase::Waiting {
-                        life,
-                        seq,
-                        asked: sending,
-                    };
-                    Some(early)
-                });
-                let Some(early) = early else {
+                let Some(call) = state.call(id) else {
                     return Next::Nothing;
                 };
+                (call.was_queued, call.tries) = (true, 0);
+                let early = std::mem::take(&mut call.early);
+                let asked = sending;
+                call.phase = Phase::Waiting { life, seq, asked };
+                state.refuse_tries(id);
                 if !is_present {
                     // It was sent in an earlier life, whose waits have left.
                     return Next::Ask(None);
                 }
-                self.hears_early(id, early)
+                self.hears_early(state, id, early)
             }
-        }
+        })
     }
 
     /// A wait hears the events that came before the answer to its ACQUIRE. What comes behind its
     /// end is about what it was granted.
-    fn hears_early(self: &Arc<Self>, id: CallId, early: Vec<Event>) -> Next {
+    fn hears_early(self: &Arc<Self>, state: &mut State, id: CallId, early: Vec<Event>) -> Next {
         let mut early = early.into_iter();
         while let Some(event) = early.next() {
-            let next = self.table.with(|state| {
-                let next = self.wait_hears(state, id, &event, None);
-                if let (Next::Held(_), Some(call)) = (&next, state.call(id)) {
-                    call.early = early.by_ref().collect();
-                }
-                next
-            });
+            let next = self.wait_hears(state, id, &event, None);
             if !matches!(next, Next::Nothing) {
+                if let Some(call) = state.call(id) {
+                    call.early = early.collect();
+                }
                 return next;
             }
         }
@@ -530,6 +543,8 @@ impl Context {
             .until()
             .is_some_and(is_out_of_touch);
         if !(former || is_late || is_lost) {
+            // What is told from now on is about the hold.
+            call.phase = Phase::Pausing;
             return Next::Held(grant);
         }
         call.tries = call.tries.saturating_add(1);
@@ -541,7 +556,7 @@ impl Context {
     }
 
     /// The ACQUIRE was not carried out.
-    fn is_refused(self: &Arc<Self>, id: CallId, error: Error) -> Next {
+    fn is_refused(self: &Arc<Self>, id: CallId, error: Error, is_again: bool) -> Next {
         let there = self.router.redirected(&error);
         let timeout = self.router.response_timeout;
         self.table.with(|state| {
@@ -565,7 +580,11 @@ impl Context {
             if passes && !is_late {
                 return Next::Pause;
             }
-            Next::Fail(error.misdirected())
+            // An earlier copy may have been carried out.
+            match is_again || call.asked > 1 {
+                true => Next::Undo(error.misdirected()),
+                false => Next::Fail(error.misdirected()),
+            }
         })
     }
 
@@ -685,8 +704,13 @@ impl Context {
         if call.request.options.renewed {
             self.watchdog.added(Instant::now());
         }
+        for hold in holds.iter().filter(|hold| hold.is_of_former_life()) {
+            renew::one(self, hold, Aim::Hold);
+        }
         for event in &call.early {
-            for hold in holds.iter().filter(|hold| hold.token == event.token) {
+            let is_meant =
+                |hold: &&Arc<Hold>| hold.token == event.token && *hold.target.name == *event.name;
+            for hold in holds.iter().filter(is_meant) {
                 hold.hears(event);
             }
         }
@@ -727,18 +751,35 @@ impl Context {
         let first = names.first().cloned().unwrap_or_default();
         let node = self.router.node_of(&session, &first);
         let target = request.target(&first);
+        let releases: SmallVec<[_; 1]> = names.iter().map(|name| request.target(name)).collect();
+        let context = Arc::downgrade(self);
+        // A client that goes takes its session along; until then it is undone also without it.
+        let mut kept = Some((Arc::clone(&node), self.background.pending.token()));
+        let then = Box::new(move |outcome| match outcome {
+            Outcome::Overdue(_) => drop(kept.take()),
+            Outcome::Told(..) => {
+                let node = kept.take().map(|(node, _)| node);
+                for (target, slot) in releases.iter().zip(&slots) {
+                    match (Weak::upgrade(&context), &node) {
+                        (Some(context), _) => {
+                            let node = context.router.home(&target.name);
+                            context.send_release(&node, target, None, Some(*slot), None);
+                        }
+                        (None, Some(node)) => {
+                            let cmd = request::release(target.subject(), None);
+                            let nothing = Box::new(|_: Outcome| {});
+                            let name = &target.name;
+                            node.link
+                                .send(wire::Request::new(cmd, name, Manner::Twice, nothing));
+                        }
+                        (None, None) => {}
+                    }
+                }
+            }
+        });
         let cancel = request::cancel(target.subject());
-        let nothing = Box::new(|_: Outcome| {});
-        node.link.send(crate::wire::Request::new(
-            cancel,
-            &first,
-            Manner::Twice,
-            nothing,
-        ));
-        for (name, slot) in names.iter().zip(slots) {
-            let target = request.target(name);
-            self.send_release(&node, &target, None, Some(slot), None);
-        }
+        let cancel = wire::Request::new(cancel, &first, Manner::Twice, then);
+        node.link.send(cancel);
         drop(held);
         reply
     }

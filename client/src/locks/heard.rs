@@ -1,7 +1,7 @@
 //! What the servers tell, and what follows from it.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 use tokio::time::sleep;
@@ -84,14 +84,15 @@ impl Moves for Context {
         // A wait at a node that serves the lock no more hears of it from the node itself, unless
         // that has gone.
         let calls: Vec<_> = self.table.with(|state| {
-            let waiting = |phase: &Phase| matches!(phase, Phase::Waiting { .. });
-            let calls = state.calls().filter(|(_, call)| waiting(&call.phase));
+            let asks = |phase: &Phase| matches!(phase, Phase::Asking);
+            let calls = state.calls().filter(|(_, call)| !asks(&call.phase));
             let moved = calls.filter(|(_, call)| {
                 let first = call.names.first();
                 let is_elsewhere = |first: &Arc<[u8]>| {
                     has_moved(first) && !self.router.is_home(&call.session, first)
                 };
-                is_left(&call.session) || first.is_some_and(is_elsewhere)
+                let is_waiting = matches!(call.phase, Phase::Waiting { .. });
+                is_left(&call.session) || is_waiting && first.is_some_and(is_elsewhere)
             });
             moved.map(|(id, _)| id).collect()
         });
@@ -135,8 +136,10 @@ impl Context {
             let Some(slot) = state.find(event) else {
                 return (None, None);
             };
-            let is_meant = |hold: &&Arc<Hold>| hold.token == event.token && hold.is_of(session);
-            if let Some(hold) = state.hold(slot).filter(is_meant) {
+            if let Some(hold) = state
+                .hold(slot)
+                .filter(|hold| self.is_meant(hold, session, event))
+            {
                 return (Some(Arc::clone(hold)), None);
             }
             (None, self.call_hears(state, slot, session, event, since))
@@ -182,9 +185,16 @@ impl Context {
     fn hold_of(&self, session: &Arc<Session>, event: &Event) -> Option<Arc<Hold>> {
         self.table.with(|state| {
             let hold = state.hold(state.find(event)?)?;
-            let is_meant = hold.token == event.token && hold.is_of(session);
-            is_meant.then(|| Arc::clone(hold))
+            self.is_meant(hold, session, event)
+                .then(|| Arc::clone(hold))
         })
+    }
+
+    /// The session by whose word it is held tells of it; or that of the node where its lock is by
+    /// now, which may be yet to confirm it.
+    fn is_meant(&self, hold: &Hold, session: &Arc<Session>, event: &Event) -> bool {
+        let is_at_home = || self.router.is_home(session, &hold.target.name);
+        hold.token == event.token && (hold.is_of(session) || is_at_home())
     }
 }
 
@@ -203,7 +213,7 @@ impl Hold {
 #[derive(Default)]
 pub(super) struct WithSession {
     calls: SmallVec<[CallId; 4]>,
-    holds: Vec<std::sync::Weak<Hold>>,
+    holds: Vec<(Weak<Hold>, Arc<Session>)>,
 }
 
 impl State {
@@ -211,16 +221,18 @@ impl State {
         self.with_session.calls.push(id);
     }
 
-    pub(super) fn renew_with_session(&mut self, hold: &Arc<Hold>) {
-        self.with_session.holds.push(Arc::downgrade(hold));
+    pub(super) fn renew_with_session(&mut self, hold: &Arc<Hold>, asked: &Arc<Session>) {
+        let hold = (Arc::downgrade(hold), Arc::clone(asked));
+        self.with_session.holds.push(hold);
     }
 
+    /// Those that wait for this session, or for one that nobody will hear of again.
     fn calls_with_session(&mut self, session: &Arc<Session>) -> Vec<CallId> {
         let all = std::mem::take(&mut self.with_session.calls);
         let mut now = Vec::new();
         for id in all {
             match self.call(id) {
-                Some(call) if Arc::ptr_eq(&call.session, session) => now.push(id),
+                Some(call) if is_heard(session, &call.session) => now.push(id),
                 Some(_) => self.with_session.calls.push(id),
                 None => {}
             }
@@ -232,11 +244,14 @@ impl State {
         let all = std::mem::take(&mut self.with_session.holds);
         let (now, later): (Vec<_>, Vec<_>) = all
             .into_iter()
-            .filter_map(|hold| hold.upgrade())
-            .partition(|hold| hold.is_of(session));
-        self.with_session.holds = later.iter().map(Arc::downgrade).collect();
-        now
+            .partition(|(_, asked)| is_heard(session, asked));
+        self.with_session.holds = later;
+        now.iter().filter_map(|(hold, _)| hold.upgrade()).collect()
     }
+}
+
+fn is_heard(session: &Arc<Session>, asked: &Arc<Session>) -> bool {
+    Arc::ptr_eq(session, asked) || asked.is_retired()
 }
 
 /// So often in a row nodes may send a command on without a pause.

@@ -151,6 +151,8 @@ impl Context {
     pub(super) async fn release_lost(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<(), Error> {
         let (report, outcome) = oneshot::channel();
         let node = self.router.home(&hold.target.name);
+        // Its guards must not say otherwise any more, whatever is confirmed meanwhile.
+        hold.lost(Instant::now());
         self.send_release(&node, &hold.target, Some(hold.token), None, Some(report));
         let released = outcome.await.unwrap_or_else(|_| Err(Error::shut_down()));
         if released.as_ref().err().is_none_or(Error::is_lost) {

@@ -11,7 +11,7 @@ use crate::locks::{Context, CountsOn, Hold, Renewal};
 use crate::time::Lease;
 use crate::topology::Node;
 use crate::wire::reply::{read_by, read_renewed};
-use crate::wire::{Manner, Outcome, Request, Sending, request};
+use crate::wire::{Manner, Outcome, Request, Sending, Session, request};
 use crate::{Backoff, metrics, task};
 
 /// What to ask for where grants must be acknowledged: see [`Acknowledger`]. Elsewhere it is the
@@ -98,10 +98,13 @@ fn start(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim, turn: Turn, report:
     };
     let node = context.router.home(&hold.target.name);
     if node.acknowledger.is_some() && aim != Aim::Hold {
-        let renewing = acknowledged(Arc::clone(context), &node, Arc::clone(hold), lease);
-        context.background.runtime.spawn(task(async move {
+        let renewing = acknowledged(&node, Arc::clone(hold), lease);
+        let (context, hold) = (Arc::clone(context), Arc::clone(hold));
+        context.background.runtime.clone().spawn(task(async move {
             let renewed = renewing.await;
+            // Before what follows, which takes it again.
             drop(turn);
+            follow_up(&context, &hold, &node.session, &renewed);
             tell(report, renewed);
         }));
         return;
@@ -133,12 +136,14 @@ fn send(
                 return;
             };
             metrics::renewed(renewed.as_ref().ok().copied());
+            let asked = sending.as_ref().map(|sending| Arc::clone(&sending.session));
             let told = match renewed {
                 Ok(is_held) => took_note(&hold, is_held, sending, lease, counts),
                 Err(error) => Err(error),
             };
             if let Some(context) = Weak::upgrade(&context) {
-                follow_up(&context, &hold, &told);
+                let asked = asked.unwrap_or_else(|| hold.counts_on().session);
+                follow_up(&context, &hold, &asked, &told);
             }
             tell(report.take(), told);
         }
@@ -174,7 +179,12 @@ fn took_note(
 }
 
 /// What is still to be done about a hold that was renewed, or was not.
-fn follow_up(context: &Arc<Context>, hold: &Arc<Hold>, told: &Result<(), Error>) {
+fn follow_up(
+    context: &Arc<Context>,
+    hold: &Arc<Hold>,
+    asked: &Arc<Session>,
+    told: &Result<(), Error>,
+) {
     match told {
         Ok(()) => {
             // The session has begun anew meanwhile.
@@ -184,7 +194,9 @@ fn follow_up(context: &Arc<Context>, hold: &Arc<Hold>, told: &Result<(), Error>)
         }
         Err(error) if error.is_lost() => {}
         Err(error) if error.has_code("NOSESSION") => {
-            context.table.with(|state| state.renew_with_session(hold));
+            context
+                .table
+                .with(|state| state.renew_with_session(hold, asked));
         }
         // A refusal is no word of a loss: the server may be loading, or out of memory. The guard
         // hears of it when its lease ends unconfirmed.
@@ -195,7 +207,6 @@ fn follow_up(context: &Arc<Context>, hold: &Arc<Hold>, told: &Result<(), Error>)
 /// Renews a hold on the connection that waits for copies. It is handed over at once, so that many
 /// share one wait.
 fn acknowledged(
-    context: Arc<Context>,
     node: &Node,
     hold: Arc<Hold>,
     lease: Lease,
@@ -217,7 +228,7 @@ fn acknowledged(
         };
         let answer = answer.await;
         metrics::renewed(answer.as_ref().ok().map(|(held, _)| *held));
-        let renewed = answer.and_then(|(held, by_enough)| {
+        answer.and_then(|(held, by_enough)| {
             if !held {
                 hold.is_lost_there(LostReason::NotHeld);
                 return Err(Error::lost(LostReason::NotHeld));
@@ -233,9 +244,7 @@ fn acknowledged(
             hold.renewed(&renewal, Instant::now())
                 .map_err(Error::lost)?;
             by_enough
-        });
-        follow_up(&context, &hold, &renewed);
-        renewed
+        })
     }
 }
 

@@ -86,6 +86,8 @@ pub(super) enum Turn {
 
 struct Waiter {
     number: u64,
+    /// Whether it may wait for somebody who waits in the server's queue.
+    waits: bool,
     told: oneshot::Sender<()>,
 }
 
@@ -107,6 +109,8 @@ pub(super) struct Call {
     /// A client that shuts down waits for it.
     pub(super) pending: TaskTrackerToken,
     pub(super) since: Instant,
+    /// How often it has asked.
+    pub(super) asked: u32,
     /// Whether a server has taken it into its queue. Before that a lost server ends the call; after
     /// it the wait goes on until the server is back.
     pub(super) was_queued: bool,
@@ -204,12 +208,26 @@ impl State {
     }
 
     /// Lines up: told when it is its turn.
-    pub(super) fn line_up(&mut self, slot: SlotId) -> (u64, oneshot::Receiver<()>) {
+    pub(super) fn line_up(&mut self, slot: SlotId, waits: bool) -> (u64, oneshot::Receiver<()>) {
         let (number, (told, turn)) = (self.number(), oneshot::channel());
         if let Some(slot) = self.slots.get_mut(slot) {
-            slot.line.push_back(Waiter { number, told });
+            slot.line.push_back(Waiter {
+                number,
+                waits,
+                told,
+            });
         }
         (number, turn)
+    }
+
+    /// Whoever has the turn waits in the server's queue: who would not wait so hears it.
+    pub(super) fn refuse_tries(&mut self, id: CallId) {
+        let slots = self.call(id).map(|call| call.slots.clone());
+        for slot in slots.unwrap_or_default() {
+            if let Some(slot) = self.slots.get_mut(slot) {
+                slot.line.retain(|waiter| waiter.waits);
+            }
+        }
     }
 
     /// Leaves the line: whether the turn has come meanwhile, and is to be passed on.
@@ -228,7 +246,7 @@ impl State {
             return;
         };
         slot.turn = None;
-        while let Some(Waiter { number, told }) = slot.line.pop_front() {
+        while let Some(Waiter { number, told, .. }) = slot.line.pop_front() {
             if told.send(()).is_ok() {
                 slot.turn = Some(Turn::Next(number));
                 return;

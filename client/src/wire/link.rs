@@ -89,6 +89,8 @@ pub(crate) type Then = Box<dyn FnMut(Outcome) + Send>;
 #[derive(Clone, Debug)]
 pub(crate) struct Sending {
     pub(crate) at: Instant,
+    /// Whether it had been sent before, and may have been carried out then.
+    pub(crate) again: bool,
     pub(crate) session: Arc<Session>,
     pub(crate) confidence: Arc<Confidence>,
 }
@@ -201,15 +203,18 @@ impl Link {
 
     /// Hands a command over, at once and without waiting: its place in the order is fixed when this
     /// returns.
-    pub(crate) fn send(&self, mut request: Request) {
+    pub(crate) fn send(&self, request: Request) {
+        if let Some(unsent) = self.hand_over(request) {
+            unsent.fail(Error::unavailable("the runtime of the client has ended"));
+        }
+    }
+
+    /// The same; the request comes back if the task has gone, and the runtime with it.
+    #[must_use = "its caller is to hear of it"]
+    pub(crate) fn hand_over(&self, mut request: Request) -> Option<Request> {
         self.unanswered.fetch_add(1, Ordering::Relaxed);
         request.expected.counted = Some(Counted(Arc::clone(&self.unanswered)));
-        // If the task has gone, the runtime has, and nobody listens.
-        if let Err(unsent) = self.requests.send(request) {
-            unsent
-                .0
-                .fail(Error::unavailable("the runtime of the client has ended"));
-        }
+        self.requests.send(request).err().map(|unsent| unsent.0)
     }
 
     /// Whether so many wait for their answers that no more may.
@@ -281,8 +286,13 @@ impl Driver {
                 self.connector.dialer.response_timeout,
             );
             let bind = request::bind(&self.session.name, self.session.next_epoch());
+            let mut answers = self.session.answers();
             let binding = async move {
-                let connection = connector.open().await?;
+                let opened = tokio::select! {
+                    connection = connector.open() => connection,
+                    () = answers.retired() => Err(Error::elsewhere()),
+                };
+                let connection = opened?;
                 let reply = timeout(limit, connection.ask_one(bind)).await;
                 let mut replies = reply.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
                 let reply = replies.pop().ok_or_else(|| Error::no_reply(None));
@@ -341,11 +351,11 @@ impl Driver {
                         !one.expected.is_due() || one.expected.overdue(&trouble)
                     };
                     self.unsent.retain_mut(stays);
-                    // What has no answer by then has none: whoever was to have one has gone.
-                    if self.is_closed {
-                        self.unsent.retain(|one| one.expected.until.is_some());
-                    }
                 }
+            }
+            if self.is_closed && self.listener.upgrade().is_none() {
+                // What has no answer in time has none: whoever was to have one has gone.
+                self.unsent.retain(|one| one.expected.until.is_some());
             }
             if self.is_over() {
                 return None;
@@ -356,6 +366,9 @@ impl Driver {
     /// The node is not used any more: another has what is handed over here.
     async fn hand_on(&mut self) -> Option<()> {
         loop {
+            if self.listener.upgrade().is_none() {
+                return None;
+            }
             self.could_not(&Error::elsewhere());
             let mut batch = Vec::new();
             self.is_closed = self.queue.recv_many(&mut batch, BATCH_MAX).await == 0;
@@ -424,10 +437,11 @@ impl Driver {
                 if self.is_closed && in_flight.exchanges.is_empty() && self.paused.is_empty() {
                     break;
                 }
-            } else {
-                self.carry(connection, &mut in_flight);
+            }
+            // In another life of the session nothing is sent here any more.
+            while !self.unsent.is_empty() && self.carry(connection, life, &mut in_flight) {
                 // Written at once, and not only with the next.
-                if !self.queue.is_empty() {
+                if !self.queue.is_empty() || !self.unsent.is_empty() {
                     yield_now().await;
                 }
             }
@@ -436,6 +450,7 @@ impl Driver {
             self.alarm.set(next.min());
             tokio::select! {
                 biased;
+                () = self.answers.other_life(life) => break,
                 answer = in_flight.answer() => {
                     self.end(&mut in_flight, answer);
                     // Those who have been answered ask anew before the next are told, so that the
@@ -455,8 +470,6 @@ impl Driver {
                         self.unsent.extend(self.paused.drain(..));
                     }
                 }
-                // In another life of the session nothing is sent here any more.
-                () = self.answers.other_life(life) => break,
                 () = connection.over() => break,
             }
         }
@@ -464,14 +477,16 @@ impl Driver {
     }
 
     /// Sends the next in one write.
-    fn carry(&mut self, connection: &Connection, in_flight: &mut InFlight) {
+    fn carry(&mut self, connection: &Connection, life: i64, in_flight: &mut InFlight) -> bool {
         // What it counts on is known: the connection is bound to the session's life.
-        let Some(confidence) = self.session.present() else {
-            return;
+        let present = self.session.present();
+        let Some(confidence) = present.filter(|present| present.life == life) else {
+            return false;
         };
         let session = Arc::clone(&self.session);
         let sent = Sending {
             at: Instant::now(),
+            again: false,
             session,
             confidence,
         };
@@ -482,7 +497,11 @@ impl Driver {
                  cmd,
                  expected: mut one,
              }| {
-                one.sent = Some(sent.clone());
+                let again = one.sent.is_some();
+                one.sent = Some(Sending {
+                    again,
+                    ..sent.clone()
+                });
                 let asking = one.asking;
                 expected.push(one);
                 (cmd, asking)
@@ -491,6 +510,7 @@ impl Driver {
         let batch = Arc::new(Batch::new(calls));
         let replies = connection.ask(Arc::clone(&batch), in_flight.spare.take());
         in_flight.begin(replies, batch, expected);
+        true
     }
 
     /// Does with the replies to a batch what is to be done with each.

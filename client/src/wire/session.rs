@@ -302,6 +302,13 @@ impl Answers {
         }
     }
 
+    /// Waits until the node is retired.
+    pub(super) async fn retired(&mut self) {
+        if self.0.wait_for(|state| state.is_retired).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
     /// Waits until another life is heard of, or there will be none.
     pub(super) async fn other_life(&mut self, than: i64) {
         let is_present = |state: &State| state.present.as_ref().is_some_and(|one| one.life == than);
