@@ -581,10 +581,10 @@ impl Context {
                 return Next::Pause;
             }
             // An earlier copy may have been carried out.
-            match is_again || call.asked > 1 {
-                true => Next::Undo(error.misdirected()),
-                false => Next::Fail(error.misdirected()),
+            if is_again || call.asked > 1 {
+                return Next::Undo(error.misdirected());
             }
+            Next::Fail(error.misdirected())
         })
     }
 

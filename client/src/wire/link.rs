@@ -366,9 +366,7 @@ impl Driver {
     /// The node is not used any more: another has what is handed over here.
     async fn hand_on(&mut self) -> Option<()> {
         loop {
-            if self.listener.upgrade().is_none() {
-                return None;
-            }
+            self.listener.upgrade()?;
             self.could_not(&Error::elsewhere());
             let mut batch = Vec::new();
             self.is_closed = self.queue.recv_many(&mut batch, BATCH_MAX).await == 0;
@@ -433,10 +431,9 @@ impl Driver {
         let mut in_flight = InFlight::new(self.connector.dialer.response_timeout);
         let mut batch = Vec::new();
         while !in_flight.is_broken && !connection.is_over() {
-            if self.unsent.is_empty() {
-                if self.is_closed && in_flight.exchanges.is_empty() && self.paused.is_empty() {
-                    break;
-                }
+            let is_quiet = self.unsent.is_empty() && self.paused.is_empty();
+            if self.is_closed && is_quiet && in_flight.exchanges.is_empty() {
+                break;
             }
             // In another life of the session nothing is sent here any more.
             while !self.unsent.is_empty() && self.carry(connection, life, &mut in_flight) {
