@@ -758,7 +758,8 @@ impl Context {
         let then = Box::new(move |outcome| match outcome {
             Outcome::Overdue(_) => drop(kept.take()),
             Outcome::Told(..) => {
-                let node = kept.take().map(|(node, _)| node);
+                // Until the releases are counted in its place.
+                let (node, _pending) = kept.take().unzip();
                 for (target, slot) in releases.iter().zip(&slots) {
                     match (Weak::upgrade(&context), &node) {
                         (Some(context), _) => {
