@@ -753,34 +753,30 @@ impl Context {
         let target = request.target(&first);
         let releases: SmallVec<[_; 1]> = names.iter().map(|name| request.target(name)).collect();
         let context = Arc::downgrade(self);
-        // A client that goes takes its session along; until then it is undone also without it.
-        let mut kept = Some((Arc::clone(&node), self.background.pending.token()));
-        let then = Box::new(move |outcome| match outcome {
-            Outcome::Overdue(_) => drop(kept.take()),
-            Outcome::Told(..) => {
-                // Until the releases are counted in its place.
-                let (node, _pending) = kept.take().unzip();
-                for (target, slot) in releases.iter().zip(&slots) {
-                    match (Weak::upgrade(&context), &node) {
-                        (Some(context), _) => {
-                            let node = context.router.home(&target.name);
-                            context.send_release(&node, target, None, Some(*slot), None);
-                        }
-                        (None, Some(node)) => {
-                            let cmd = request::release(target.subject(), None);
-                            let nothing = Box::new(|_: Outcome| {});
-                            let name = &target.name;
-                            node.link
-                                .send(wire::Request::new(cmd, name, Manner::Twice, nothing));
-                        }
-                        (None, None) => {}
-                    }
+        let mut pending = Some(self.background.pending.token());
+        let again = releases.clone();
+        let then = Box::new(move |outcome| {
+            // Until the releases are counted in its place.
+            let _pending = pending.take();
+            if let (Outcome::Told(..), Some(context)) = (outcome, Weak::upgrade(&context)) {
+                for (target, slot) in again.iter().zip(&slots) {
+                    let node = context.router.home(&target.name);
+                    context.send_release(&node, target, None, Some(*slot), None);
                 }
             }
         });
         let cancel = request::cancel(target.subject());
         let cancel = wire::Request::new(cancel, &first, Manner::Twice, then);
         node.link.send(cancel);
+        // At once, for the answer may take long; and behind the answer once more, for a server may
+        // have put the CANCEL off and not this.
+        for target in &releases {
+            let release = request::release(target.subject(), None);
+            let nothing = Box::new(|_: Outcome| {});
+            // Put off, or sent on, it could take what the next call is granted.
+            let release = wire::Request::new(release, &target.name, Manner::Asks, nothing);
+            node.link.send(release);
+        }
         drop(held);
         reply
     }
