@@ -16,7 +16,7 @@ use crate::locks::{
     Aim, Call, CallId, Context, CountsOn, Grant, Held, Hold, HoldOptions, Owner, Phase, SlotId,
     State, Target, renew,
 };
-use crate::time::{MILLIS_MAX, within};
+use crate::time::{MILLI, MILLIS_MAX, within};
 use crate::topology::{Node, Route};
 use crate::wire::reply::{read_acquired, read_by};
 use crate::wire::{
@@ -63,7 +63,7 @@ pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<
     }
     let mut turn = turn?;
     let begun = loop {
-        turn.settled().await?;
+        turn.settled_in_time(since).await?;
         if let Some(begun) = turn.begin() {
             break begun;
         }
@@ -75,7 +75,7 @@ pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<
             Ok(helds)
         }
         Begun::Asked(mut pending) => {
-            let helds = pending.answer().await;
+            let helds = pending.answer_in_time(since).await;
             if request.wait_mode.waits() {
                 span.waited(since);
                 metrics::waited(since);
@@ -218,6 +218,13 @@ impl Turns {
     /// and could not say which of the locks has an earlier one. What was held in an earlier life of
     /// the session is renewed: it may be lost, and others may have been granted it since, of which
     /// its guards hear in time; one more would hear of it late.
+    async fn settled_in_time(&self, since: Instant) -> Result<(), Error> {
+        let limit = since.checked_add(self.context.router.response_timeout);
+        let settled = timeout_at(limit.unwrap_or(since), self.settled()).await;
+        let busy = "an earlier command of this owner is not answered";
+        settled.unwrap_or_else(|_| Err(Error::unavailable(busy)))
+    }
+
     async fn settled(&self) -> Result<(), Error> {
         let context = &self.context;
         while let Some(unsettled) = context.table.with(|state| state.unsettled(&self.slots)) {
@@ -340,6 +347,16 @@ struct Pending {
 }
 
 impl Pending {
+    /// Of one who does not wait, the time in which it was settled counts.
+    async fn answer_in_time(&mut self, since: Instant) -> Result<Helds, Error> {
+        if self.request.wait_mode.waits() || since.elapsed() < MILLI {
+            return self.answer().await;
+        }
+        let limit = since.checked_add(self.context.router.response_timeout);
+        let answer = timeout_at(limit.unwrap_or(since), self.answer()).await;
+        answer.unwrap_or_else(|_| Err(Error::no_reply(None)))
+    }
+
     async fn answer(&mut self) -> Result<Helds, Error> {
         let closing = self.context.background.closing.clone();
         let WaitMode::Until(deadline) = self.request.wait_mode else {
