@@ -347,12 +347,18 @@ struct Pending {
 }
 
 impl Pending {
-    /// Of one who does not wait, the time in which it was settled counts.
+    /// Who does not wait is told in the time for a reply, however often it had to be asked for. Of
+    /// one command the link tells that.
     async fn answer_in_time(&mut self, since: Instant) -> Result<Helds, Error> {
-        if self.request.wait_mode.waits() || since.elapsed() < MILLI {
+        if self.request.wait_mode.waits() {
             return self.answer().await;
         }
-        let limit = since.checked_add(self.context.router.response_timeout);
+        let limit = self
+            .context
+            .router
+            .response_timeout
+            .saturating_add(LINK_FIRST);
+        let limit = since.checked_add(limit);
         let answer = timeout_at(limit.unwrap_or(since), self.answer()).await;
         answer.unwrap_or_else(|_| Err(Error::no_reply(None)))
     }
@@ -683,10 +689,18 @@ impl Context {
     }
 
     fn ask_later(self: &Arc<Self>, id: CallId) {
+        let timeout = self.router.response_timeout;
         let pause = self.table.with(|state| {
             let call = state.call(id)?;
             call.phase = Phase::Pausing;
-            Some(call.backoff.next())
+            let left = timeout.saturating_sub(call.since.elapsed());
+            let pause = call.backoff.next();
+            // One that no server has taken in ends in time.
+            Some(if call.was_queued {
+                pause
+            } else {
+                pause.min(left.max(MILLI))
+            })
         });
         let Some(pause) = pause else { return };
         let context = Arc::downgrade(self);
@@ -827,6 +841,9 @@ impl Context {
         }
     }
 }
+
+/// So much later than the link a call is told that no answer has come.
+const LINK_FIRST: Duration = Duration::from_millis(20);
 
 /// A grant of which word comes after this part of the lease is asked for again.
 const FRESH_PART: u32 = 3;
