@@ -201,6 +201,9 @@ impl Turns {
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return Err(Error::not_acquired(Some(Duration::ZERO)));
             }
+            if is_queued && !self.request.wait_mode.waits() {
+                return Err(Error::not_acquired(Some(Duration::ZERO)));
+            }
             if !is_queued {
                 let busy = "an earlier command of this owner is not answered";
                 return Err(context
