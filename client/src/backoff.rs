@@ -19,7 +19,7 @@ impl Backoff {
         Self { next: FIRST }
     }
 
-    /// A pause after so many tries.
+    /// The pause after this number of tries.
     pub(crate) fn after(tries: u32) -> Duration {
         let factor = 1_u32.checked_shl(tries.min(7)).unwrap_or(1);
         let next = FIRST.saturating_mul(factor).min(LONGEST);

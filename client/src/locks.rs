@@ -1,16 +1,16 @@
-//! What the owners of a client hold and wait for: one state, behind one lock, which commands'
-//! answers and the servers' events change in the order in which they come.
+//! The holds and waits of a client's owners: one state behind one mutex. Replies and events change
+//! it in the order in which they arrive.
 //!
 //! Five rules make this all there is:
 //!
 //! 1. An owner has one hold of a lock at the server. Entered again, it is counted here.
 //! 2. Each command names its subject, and may be sent twice.
 //! 3. One command at a time is under way for an owner, a name and a mode.
-//! 4. The [link](crate::wire::link) sends again what was not answered.
+//! 4. The [link](crate::wire::link) sends unanswered commands again.
 //! 5. In another life of the session, or at another node, holds are renewed by their tokens and
 //!    waits asked for again. There is no other way back.
 
-// What the calls of a client share.
+// The state that all calls of a client share.
 mod context;
 pub(crate) use context::{Context, Settings};
 

@@ -16,7 +16,7 @@ use dial::{Pushes, Socket};
 mod sentinel;
 pub(crate) mod sentinel_watch;
 
-// What is carried by each of the two connections.
+// The two connections to a server.
 pub(crate) mod link;
 pub(crate) use link::{Link, Manner, Outcome, Request, Sending};
 

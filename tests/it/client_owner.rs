@@ -22,6 +22,7 @@ use super::client_sentinel::kill_command_connection;
 const EVENTS: &str = "RLOCK.EVENTS";
 const ACQUIRE: &str = "RLOCK.ACQUIRE";
 const HELLO: &str = "HELLO";
+const BIND: &str = "RLOCK.BIND";
 
 /// A proxy that can hold back what the server sends on connections on which a word was said.
 struct Valve {
@@ -41,7 +42,8 @@ impl Valve {
         thread::spawn(move || {
             for client in listener.incoming() {
                 let (client, server) = (client.unwrap(), TcpStream::connect(server).unwrap());
-                let said = [EVENTS, ACQUIRE, HELLO].map(|word| (word, AtomicBool::new(false)));
+                let said =
+                    [EVENTS, ACQUIRE, HELLO, BIND].map(|word| (word, AtomicBool::new(false)));
                 let said = Arc::new(said);
                 let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
                 let heard = Arc::clone(&said);
@@ -389,6 +391,27 @@ async fn a_second_call_of_an_owner_in_line_ends_in_time_while_it_connects() {
         took < response + 600 * MS
     })
     .await;
+}
+
+/// Several locks are granted, and one of them is deleted. The event arrives before the reply with
+/// the grant: both locks have one token, and only the deleted one is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_early_loss_of_one_of_several_leaves_the_others_to_be_released() {
+    let server = Server::start();
+    let valve = Valve::to(&server);
+    let client = patient().connect(&valve.url()).await.unwrap();
+    valve.close(BIND);
+    let locks = client.multi(["a", "b"]);
+    let taking = tokio::spawn(async move { locks.lock().await });
+    until("both are granted", || server.holder("b").is_some());
+    server.run("DEL a");
+    see_told(&server);
+    see_told(&server);
+    valve.open(BIND);
+    let guard = soon(taking).await.unwrap().unwrap();
+    assert!(guard.is_lost(), "of a it has heard already");
+    drop(guard);
+    until("b is given back", || server.holder("b").is_none());
 }
 
 /// A wait is dropped in the moment of its grant. It is given back, and that is waited for.

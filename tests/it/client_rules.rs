@@ -1,11 +1,11 @@
-//! What the client's five rules make simple: one hold for each owner, and a session in which
-//! nothing has to be confirmed.
+//! The client's five rules: one hold for each owner, and a session that confirms its holds by
+//! itself.
 
 use std::time::{Duration, Instant};
 
 use rlock_tests::{Proxy, Server, until};
 
-use super::client::{calls, client, soon};
+use super::client::{calls, calm, client, connect, soon};
 use super::client_faults::{LONG_GRACE, client_through};
 
 /// Both connections are silent, as when a device between client and server has forgotten them.
@@ -93,4 +93,27 @@ async fn what_is_given_back_while_the_server_is_silent_is_free_when_it_answers()
     assert!(began.elapsed() < Duration::from_secs(30));
     proxy.heal();
     until("all are free", || server.run("DBSIZE") == 0);
+}
+
+/// The first call asks and is then queued. A try beside it is refused as soon as the server has
+/// answered the first, and never waits in the queue.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_behind_a_wait_of_its_owner_is_refused_at_once() {
+    let server = Server::start();
+    // A try that waited for the time of a reply would not be refused in the time of this test.
+    let settings = calm().response_timeout(Duration::from_secs(300));
+    let client = connect(settings, &server).await;
+    server.connect().take("k", "alice");
+    let scope = client.scope();
+    for _ in 0..50 {
+        let first = scope.lock("k");
+        let waiting = tokio::spawn(async move { first.lock().await });
+        // Now before the first has asked, now while it asks, now while it waits.
+        let error = soon(scope.lock("k").try_lock()).await.unwrap_err();
+        assert!(error.is_not_acquired(), "{error}");
+        waiting.abort();
+        until("the wait is undone", || {
+            server.waiting_owners("k").is_empty()
+        });
+    }
 }

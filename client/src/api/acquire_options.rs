@@ -32,7 +32,7 @@ impl AcquireOptions {
         self.names.first().map_or(&[], |name| name)
     }
 
-    /// Takes what was asked for; the mode must be that of the guard.
+    /// Takes the lock; `mode` must be that of the guard.
     ///
     /// If the future is dropped, all that it has begun is undone.
     pub(crate) async fn take<M>(&self, mode: Mode, wait_mode: WaitMode) -> Result<Guard<M>, Error> {
@@ -54,7 +54,8 @@ impl AcquireOptions {
         taken.map(Guard::of)
     }
 
-    /// What is out of its bounds is refused, also where another guard has settled it.
+    /// Refuses values out of their bounds, also where the owner's first guard has settled the
+    /// options.
     fn check(&self) -> Result<(), Error> {
         let max_hold = self
             .max_hold

@@ -130,8 +130,8 @@ impl ClientBuilder {
     }
 
     /// How long the reply to a command may take before it counts as lost; 2 s unless set, from 1 ms
-    /// to 2^30 s. It does not limit how long `lock()` waits in the queue. A connection on which no
-    /// reply comes for so long is replaced, and what was not answered there is sent again.
+    /// to 2^30 s. It does not limit how long `lock()` waits in the queue. A connection that gives
+    /// no reply for this long is replaced, and the unanswered commands are sent again.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
         self.dialer.response_timeout = timeout;
         self

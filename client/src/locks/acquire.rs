@@ -1,5 +1,5 @@
 //! A call of `lock()` or its siblings: it asks the server, and waits in its queue. The caller may
-//! be dropped at any moment; what was begun is undone then.
+//! be dropped at any moment; the call is undone then.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::wire::{
 };
 use crate::{metrics, task, trace, wire};
 
-/// What a caller asked for.
+/// The arguments of a call.
 pub(crate) struct Request {
     pub(crate) owner: Owner,
     /// One, but of plain locks there may be several, in a cluster of one slot.
@@ -44,10 +44,10 @@ impl Request {
     }
 }
 
-/// What a call has come to: one part for each name, in their order.
+/// The result of a call: one part for each name, in the order of the names.
 pub(crate) type Helds = SmallVec<[Held; 1]>;
 
-/// Takes what is asked for.
+/// Takes the locks that the request names.
 pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<Helds, Error> {
     check(context, &request)?;
     let since = Instant::now();
@@ -70,7 +70,7 @@ pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<
     };
     let helds = match begun {
         Begun::Held(helds) => {
-            // Who does nothing but this would let no other task of its thread run.
+            // Without this, a task that does nothing else would starve the others of its thread.
             consume_budget().await;
             Ok(helds)
         }
@@ -83,7 +83,7 @@ pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<
             helds
         }
     }?;
-    // What waits for its turn behind this must not be told before.
+    // The next call of this owner begins only after this one is acknowledged.
     acknowledged(context, helds).await
 }
 
@@ -123,8 +123,8 @@ struct Turns {
     line: Option<u64>,
 }
 
-/// Takes its turn at one slot after the other, in the order of the names: whoever takes several
-/// takes them in the same order as everybody else.
+/// Takes the turn at each slot, in the order of the names. All calls use this order, so two calls
+/// for several locks never wait for each other's turns in a circle.
 async fn take_turns(context: &Arc<Context>, request: &Arc<Request>) -> Result<Turns, Error> {
     let mut turns = Turns {
         context: Arc::clone(context),
@@ -140,8 +140,7 @@ async fn take_turns(context: &Arc<Context>, request: &Arc<Request>) -> Result<Tu
             let slot = state.slot(&target);
             turns.slots.push(slot);
             if state.turn(slot).is_none() {
-                let number = 0;
-                state.take_turn(slot, Turn::Next(number));
+                state.take_turn(slot, Turn::Next(NOT_IN_LINE));
                 return Ok(None);
             }
             let is_queued = |(_, call): (_, &mut Call)| matches!(call.phase, Phase::Waiting { .. });
@@ -167,8 +166,8 @@ async fn take_turns(context: &Arc<Context>, request: &Arc<Request>) -> Result<Tu
 }
 
 impl Turns {
-    /// Waits for the turn: of one who waits in the server's queue for as long as the caller would,
-    /// and for the server's answer to any other command no longer than for one's own.
+    /// Waits for the turn. Behind a call in the server's queue it waits as long as its own caller
+    /// would; behind any other command, no longer than a reply may take.
     async fn wait(&self, mut told: oneshot::Receiver<()>) -> Result<(), Error> {
         let context = &self.context;
         let deadline = match self.request.wait_mode {
@@ -184,7 +183,7 @@ impl Turns {
             tokio::select! {
                 biased;
                 told = &mut told => {
-                    // Who has the turn waits in the server's queue.
+                    // The call before has joined the server's queue, and a try does not wait there.
                     let refused = |_| Error::not_acquired(Some(Duration::ZERO));
                     return told.map_err(refused);
                 }
@@ -193,7 +192,7 @@ impl Turns {
             }
             let slot = self.slots.last().copied().unwrap_or_default();
             let is_queued = context.table.with(|state| {
-                // Or it is the turn of one who waits for its turn elsewhere.
+                // A call that waits for its turn at another lock counts as a wait too.
                 let is_next = matches!(state.turn(slot), Some(Turn::Next(_)));
                 let call = state.call_at(slot);
                 is_next || call.is_some_and(|(_, call)| call.was_queued)
@@ -205,29 +204,24 @@ impl Turns {
                 return Err(Error::not_acquired(Some(Duration::ZERO)));
             }
             if !is_queued {
-                let busy = "an earlier command of this owner is not answered";
-                return Err(context
-                    .router
-                    .trouble()
-                    .unwrap_or_else(|| Error::unavailable(busy)));
+                return Err(self.busy());
             }
             looked = Instant::now();
         }
     }
 
-    /// Waits until all is known of what the owner has here.
-    ///
-    /// What is lost here and may be there is given back: the answer to a MACQUIRE names one token,
-    /// and could not say which of the locks has an earlier one. What was held in an earlier life of
-    /// the session is renewed: it may be lost, and others may have been granted it since, of which
-    /// its guards hear in time; one more would hear of it late.
-    async fn settled_in_time(&self, since: Instant) -> Result<(), Error> {
-        let limit = since.checked_add(self.context.router.response_timeout);
-        let settled = timeout_at(limit.unwrap_or(since), self.settled()).await;
+    fn busy(&self) -> Error {
         let busy = "an earlier command of this owner is not answered";
-        settled.unwrap_or_else(|_| Err(Error::unavailable(busy)))
+        let trouble = self.context.router.trouble();
+        trouble.unwrap_or_else(|| Error::unavailable(busy))
     }
 
+    /// Clears up the owner's former holds at these locks before it asks for them.
+    ///
+    /// A lost hold that the server may still have is released first. The reply to a MACQUIRE names
+    /// one token for all locks, so it would give a lock with an earlier token the wrong one. A hold
+    /// of a former life of the session is renewed first. The server may have granted the lock to
+    /// another owner since; the hold's guards end in time, but a new guard must not begin on it.
     async fn settled(&self) -> Result<(), Error> {
         let context = &self.context;
         while let Some(unsettled) = context.table.with(|state| state.unsettled(&self.slots)) {
@@ -241,6 +235,13 @@ impl Turns {
             }
         }
         Ok(())
+    }
+
+    /// The same, within the time for a reply.
+    async fn settled_in_time(&self, since: Instant) -> Result<(), Error> {
+        let limit = since.checked_add(self.context.router.response_timeout);
+        let settled = timeout_at(limit.unwrap_or(since), self.settled()).await;
+        settled.unwrap_or_else(|_| Err(self.busy()))
     }
 
     /// It is its turn everywhere: takes part in what the owner holds, and asks for the rest.
@@ -350,8 +351,8 @@ struct Pending {
 }
 
 impl Pending {
-    /// Who does not wait is told in the time for a reply, however often it had to be asked for. Of
-    /// one command the link tells that.
+    /// A try ends within the response timeout, however often the call had to ask. The link's own
+    /// timeout covers a single command.
     async fn answer_in_time(&mut self, since: Instant) -> Result<Helds, Error> {
         if self.request.wait_mode.waits() {
             return self.answer().await;
@@ -387,9 +388,7 @@ impl Pending {
             () = closing.cancelled() => Err(Error::shut_down()),
         }
     }
-}
 
-impl Pending {
     /// The time is up, and the server's own word has not come.
     fn no_answer(&self) -> Error {
         let was_queued = self.context.table.with(|state| {
@@ -410,7 +409,7 @@ impl Drop for Pending {
     }
 }
 
-/// What follows from an answer or an event, and is done when the table's lock is free.
+/// The next step after an answer or an event. It is taken after the table's mutex is released.
 pub(super) enum Next {
     Nothing,
     /// It is asked for again; at this node, if it has been named.
@@ -421,7 +420,7 @@ pub(super) enum Next {
     WithSession,
     /// The caller hears this, and nothing is left at the server.
     Fail(Error),
-    /// The caller hears this. What may be left is undone.
+    /// The caller gets this error, and the call is undone at the server.
     Undo(Error),
     Held(Grant),
 }
@@ -464,7 +463,8 @@ impl Context {
         let (subject, session) = (target.subject(), &node.session.name);
         let mut cmd = request::acquire(subject, &call.names, options.lease, wait_mode, session);
         if call.request.owner.is_kept() {
-            // Asked for behind the grant, a caller who is refused in between would not be told of.
+            // Ask with the ACQUIRE itself: if WANTED were sent after the grant, a caller refused in
+            // between would not be reported.
             cmd.arg("WANTED");
         }
         let context = Arc::downgrade(self);
@@ -484,7 +484,7 @@ impl Context {
                 _ => Next::Nothing,
             }),
             Outcome::Told(reply, sending) => {
-                // What is told from now on is about what follows.
+                // Events from now on belong to the next step, and are kept for it.
                 self.table.with(|state| {
                     if let Some(call) = state.call(id) {
                         call.phase = Phase::Pausing;
@@ -538,8 +538,8 @@ impl Context {
         })
     }
 
-    /// A wait hears the events that came before the answer to its ACQUIRE. What comes behind its
-    /// end is about what it was granted.
+    /// Applies the events that arrived before the reply to the ACQUIRE. Events after the end of the
+    /// wait concern the granted hold, and stay in `early` for it.
     fn hears_early(self: &Arc<Self>, state: &mut State, id: CallId, early: Vec<Event>) -> Next {
         let mut early = early.into_iter();
         while let Some(event) = early.next() {
@@ -569,7 +569,7 @@ impl Context {
             .until()
             .is_some_and(is_out_of_touch);
         if !(former || is_late || is_lost) {
-            // What is told from now on is about the hold.
+            // Events from now on concern the hold, and are kept for it.
             call.phase = Phase::Pausing;
             return Next::Held(grant);
         }
@@ -581,7 +581,7 @@ impl Context {
         }
     }
 
-    /// The ACQUIRE was not carried out.
+    /// The ACQUIRE was refused, or its reply says nothing.
     fn is_refused(self: &Arc<Self>, id: CallId, error: Error, is_again: bool) -> Next {
         let there = self.router.redirected(&error);
         let timeout = self.router.response_timeout;
@@ -606,8 +606,8 @@ impl Context {
             if passes && !is_late {
                 return Next::Pause;
             }
-            // An earlier copy may have been carried out.
-            if is_again || call.asked > 1 {
+            // It, or an earlier copy, may have been carried out.
+            if is_again || call.asked > 1 || error.is_unknown() {
                 return Next::Undo(error.misdirected());
             }
             Next::Fail(error.misdirected())
@@ -661,7 +661,7 @@ impl Context {
         }
     }
 
-    /// Does what follows.
+    /// Takes the next step.
     pub(super) fn go_on(self: &Arc<Self>, id: CallId, next: Next) {
         match next {
             Next::Nothing => {}
@@ -715,7 +715,7 @@ impl Context {
         }));
     }
 
-    /// A call has got what it asked for.
+    /// The call is granted: makes a hold for each name.
     fn enter(self: &Arc<Self>, id: CallId, grant: &Grant) {
         let entered = self.table.with(|state| {
             let mut call = state.end(id)?;
@@ -755,15 +755,14 @@ impl Context {
             pending,
             ..
         } = call;
-        // What nobody takes is dropped, and so given back.
+        // If the caller is gone, the guard is dropped here, and so released.
         let _ = reply.send(Ok(in_order(held, &request)));
         drop(pending);
     }
 
-    /// Takes the waiter of a call out of the queue, and gives back what it may have been granted.
-    /// The CANCEL goes the way of the ACQUIRE, behind it: when the RELEASE is carried out, nothing
-    /// comes after it. No token is known; the owner has nothing else there, for it is still its
-    /// turn.
+    /// Undoes a call: CANCEL removes its waiter, and RELEASE gives back a grant that it may have.
+    /// Both follow the ACQUIRE on the same link, so the server carries them out after it. The
+    /// RELEASE needs no token: the owner still has the turn, so it holds nothing else here.
     pub(super) fn undo(self: &Arc<Self>, call: Call) -> oneshot::Sender<Result<Helds, Error>> {
         let Call {
             request,
@@ -814,15 +813,7 @@ impl Context {
         drop(held);
         reply
     }
-}
 
-impl Call {
-    fn fail(self, error: Error) {
-        let _ = self.reply.send(Err(error));
-    }
-}
-
-impl Context {
     /// A server is not there. The calls that it has not taken in end in time, and all if it refuses
     /// us.
     pub(super) fn give_up_unheard(self: &Arc<Self>, session: &Arc<Session>) {
@@ -845,10 +836,19 @@ impl Context {
     }
 }
 
+impl Call {
+    fn fail(self, error: Error) {
+        let _ = self.reply.send(Err(error));
+    }
+}
+
+/// The number of a turn that was free, so that nobody waited for it.
+const NOT_IN_LINE: u64 = 0;
+
 /// So much later than the link a call is told that no answer has come.
 const LINK_FIRST: Duration = Duration::from_millis(20);
 
-/// A grant of which word comes after this part of the lease is asked for again.
+/// A grant that is heard later than this part of the lease is asked for again.
 const FRESH_PART: u32 = 3;
 
 /// So often in a row.

@@ -1,4 +1,4 @@
-//! What the clones of a client and its guards share.
+//! The state that the clones of a client and its guards share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -25,7 +25,7 @@ pub(crate) struct Context {
     pub(crate) background: Background,
 }
 
-/// What a client is told once.
+/// The settings of a client.
 pub(crate) struct Settings {
     pub(crate) id: String,
     pub(crate) lease: Duration,

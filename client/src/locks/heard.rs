@@ -1,10 +1,10 @@
-//! What the servers tell, and what follows from it.
+//! Applies events and new lives of a session.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::error::Error;
 use crate::locks::acquire::Next;
@@ -21,8 +21,8 @@ impl Listener for Context {
         if news.is_new {
             this.begins_anew(session, news.life);
         }
-        // All that is lost is so before anybody hears of it: who is told of one of several may
-        // ask for them anew at once.
+        // Marks all lost holds before any guard is notified: a caller that hears of one lost lock
+        // may ask for several at once, and must not share a hold that is lost as well.
         for event in &news.events {
             if let (Some(hold), What::Lost(reason)) = (this.hold_of(session, event), &event.what) {
                 hold.is_lost_unheard(*reason);
@@ -103,9 +103,8 @@ impl Moves for Context {
 }
 
 impl Context {
-    /// In another life of the session each hold is renewed by its token, and each wait asked for
-    /// again: but for one that has begun in this life already. What was told in the life before is
-    /// no news.
+    /// In another life of the session each hold is renewed by its token, and each wait is asked for
+    /// again, except a wait that began in this life. Kept events of the former life are dropped.
     fn begins_anew(self: &Arc<Self>, session: &Arc<Session>, life: i64) {
         let mut waits = Vec::new();
         self.table.with(|state| {
@@ -126,12 +125,8 @@ impl Context {
         renew::all(self, self.table.holds(|hold| hold.is_of(session)));
     }
 
-    fn hears(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        event: &Event,
-        since: Option<tokio::time::Instant>,
-    ) {
+    fn hears(self: &Arc<Self>, session: &Arc<Session>, event: &Event, since: Option<Instant>) {
+        // In one step: between two looks a call could become a hold, and neither would hear of it.
         let (hold, next) = self.table.with(|state| {
             let Some(slot) = state.find(event) else {
                 return (None, None);
@@ -165,7 +160,7 @@ impl Context {
         slot: usize,
         session: &Arc<Session>,
         event: &Event,
-        since: Option<tokio::time::Instant>,
+        since: Option<Instant>,
     ) -> Option<(CallId, Next)> {
         let (id, call) = state.call_at(slot)?;
         if !Arc::ptr_eq(&call.session, session) {
@@ -209,7 +204,7 @@ impl Hold {
     }
 }
 
-/// What goes on when a session is heard of again.
+/// Calls and holds that go on after the session's next reply.
 #[derive(Default)]
 pub(super) struct WithSession {
     calls: SmallVec<[CallId; 4]>,

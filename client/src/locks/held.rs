@@ -1,4 +1,4 @@
-//! What a guard has of a lock, and giving it back.
+//! A guard's part in a hold, and the release.
 
 use std::pin::pin;
 use std::sync::{Arc, Weak};
@@ -16,7 +16,7 @@ use crate::trace;
 use crate::wire::reply::{read_by, read_released};
 use crate::wire::{Manner, Outcome, Request, request};
 
-/// What a guard has of one lock, in whatever mode; dropping it gives it back.
+/// A guard's part in the hold of one lock, in any mode. Dropping it releases it.
 pub(crate) struct Held {
     pub(crate) context: Arc<Context>,
     pub(crate) hold: Arc<Hold>,
@@ -53,7 +53,8 @@ impl Held {
         self.kept.as_ref().is_some_and(|kept| kept.has_line())
     }
 
-    /// Waits until it is where it should be. Without that it is to be given back.
+    /// Waits until replicas or disks have acknowledged the hold. On an error the caller drops this
+    /// part.
     pub(super) async fn acknowledged(&self) -> Result<(), Error> {
         let renewed = renew::ask(&self.context, &self.hold, Aim::Lease).await;
         renewed.map_err(Error::unacknowledged)
@@ -92,7 +93,7 @@ impl Drop for Held {
 
 fn tell(report: Report, outcome: Result<(), Error>) {
     if let Some(report) = report {
-        // Whoever asked has gone, if it hears nothing.
+        // If the receiver is dropped, the caller no longer waits.
         let _ = report.send(outcome);
     }
 }
@@ -104,7 +105,7 @@ impl Context {
         let sends = self.table.with(|state| {
             let is_last = hold.loses_guard();
             let place = state.at(slot).filter(|_| is_last)?;
-            // What has taken the place of a lost hold is another one.
+            // If the slot has another hold by now, this one is over, and there is nothing to send.
             place.hold.take_if(|one| Arc::ptr_eq(one, hold))?;
             if hold.is_gone() {
                 state.tidy(slot);
@@ -114,11 +115,12 @@ impl Context {
                 state.take_turn(slot, Turn::Leaving);
                 return Some(Some(slot));
             }
-            // Whoever has the turn, and has not begun, asks only when this is answered.
+            // The call that has the turn has not asked yet. It waits for the answer to this RELEASE
+            // first.
             place.left = Some(Arc::clone(hold));
             Some(None)
         });
-        // Whoever watches it has nothing more to do.
+        // Ends the task that watches a kept lock.
         hold.changed.notify_waiters();
         if let Some(reason) = lost {
             tell(report.take(), Err(Error::lost(reason)));
@@ -130,7 +132,7 @@ impl Context {
         self.send_release(&node, &hold.target, Some(hold.token), slot, report);
     }
 
-    /// The turn at a slot is over. What may be left there is given back before the next.
+    /// Ends a turn. A hold that was left at the slot is released before the next turn begins.
     pub(super) fn pass_turn(self: &Arc<Self>, slot: SlotId) {
         let left = self.table.with(|state| {
             let left = state.at(slot).and_then(|slot| slot.left.take());
@@ -189,7 +191,8 @@ impl Context {
                     }
                     let released = read_by(reply, read_released).and_then(|was_held| {
                         let lost = || Error::lost(LostReason::NotHeld);
-                        // Otherwise whoever has the turn may have given it back before.
+                        // Without a turn of its own: the call that has the turn may have released
+                        // the hold first.
                         let is_done = was_held || slot.is_none();
                         is_done.then_some(()).ok_or_else(lost)
                     });

@@ -1,4 +1,4 @@
-//! What is known about one hold: its token, and until when it may be called held.
+//! One hold: its token, and how long it may be called held.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -41,7 +41,7 @@ impl Target {
     }
 }
 
-/// What the server has granted.
+/// A grant by the server.
 #[derive(Clone, Debug)]
 pub(crate) struct Grant {
     pub(crate) token: u64,
@@ -57,7 +57,7 @@ pub(crate) struct CountsOn {
     pub(crate) confidence: Arc<Confidence>,
 }
 
-/// What the server said to a renewal that was sent then, and was answered yes.
+/// A renewal that the server has confirmed.
 #[derive(Clone, Debug)]
 pub(crate) struct Renewal {
     pub(crate) lease: Lease,
@@ -76,10 +76,10 @@ pub(crate) struct Hold {
     begun: Instant,
     /// When it ends at the latest, however often it is renewed.
     cap: Option<Instant>,
-    /// What it was granted with.
+    /// The validity at the grant.
     first: Validity,
-    /// What has come of that since, if anything: most holds are given back before. Replaced as a
-    /// whole, so that who reads it waits for nobody.
+    /// The validity after renewals; empty for most holds, which are released before the first. It
+    /// is replaced as a whole, so readers take no lock.
     latest: OnceLock<ArcSwap<Validity>>,
     /// Why it is lost, once it is.
     lost: OnceLock<LostReason>,
@@ -87,7 +87,7 @@ pub(crate) struct Hold {
     is_gone: AtomicBool,
     /// Tells those who wait for its end that this has moved.
     pub(crate) changed: Notify,
-    /// Whether somebody waits whom it keeps out.
+    /// Whether another owner waits for the lock.
     pub(crate) wanted: Wanted,
     /// How many guards have it: changed under the lock of the table.
     guards: AtomicUsize,
@@ -122,7 +122,7 @@ impl Hold {
             lost: OnceLock::new(),
             is_gone: AtomicBool::new(false),
             changed: Notify::new(),
-            // What is kept has asked with its ACQUIRE.
+            // The ACQUIRE of a kept lock asks for WANTED already.
             wanted: Wanted::new(target.owner.is_kept()),
             guards: AtomicUsize::new(1),
             renewing: Arc::default(),
@@ -188,7 +188,7 @@ impl Hold {
         })
     }
 
-    /// Why it is lost, if it is. Whoever has been told stays told, whatever is confirmed later.
+    /// The reason of the loss, if the hold is lost. A later confirmation does not revive it.
     pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
         if self.lost.get().is_none() && now >= self.end() {
             self.lose(self.reason(now));
@@ -231,7 +231,7 @@ impl Hold {
 
     fn is_lost_for(&self, reason: LostReason) {
         if self.lost.set(reason).is_ok() {
-            // Of what is being given back nobody wants to know.
+            // A loss after the last guard is not reported.
             if self.has_guards() {
                 self.span.lost(reason);
                 metrics::lost(reason);
@@ -245,7 +245,7 @@ impl Hold {
         self.lose(reason);
     }
 
-    /// The same, of which its guards hear in a moment.
+    /// The same, before its guards are notified.
     pub(crate) fn is_lost_unheard(&self, reason: LostReason) {
         self.is_gone.store(true, Ordering::Release);
         self.is_lost_for(reason);
@@ -279,8 +279,8 @@ impl Hold {
         whole_millis(lease).max(MILLI)
     }
 
-    /// The lease with which it is renewed by itself: the whole, or, if it was taken with a lease of
-    /// its own, what is left of that.
+    /// The lease for an automatic renewal: the whole lease, or the rest of it if the caller set
+    /// one.
     pub(crate) fn lease_kept(&self, now: Instant) -> Duration {
         if self.options.renewed {
             return self.lease_anew(now);
@@ -347,8 +347,8 @@ impl Validity {
         self
     }
 
-    /// A reply that comes out of order does not shorten, and what was asked for last says where the
-    /// lock is: one that has moved must not go on counting on the node that it has left.
+    /// A late reply does not shorten the validity. The renewal that was sent last says which node
+    /// confirms the hold: after a move the former node must not count any more.
     fn confirmed(&self, renewal: &Renewal, cap: Option<Instant>) -> Self {
         let renewed = Self::new(renewal.lease, renewal.counts_on.clone()).within(cap);
         let mut next = self.clone();

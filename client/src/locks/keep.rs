@@ -1,9 +1,9 @@
 //! Locks that are kept for their next use: what a guard gives back stays here for a while, until
 //! somebody else wants it.
 //!
-//! What is kept is in one place: in a guard, on its way to the next in line, or idle here. So two
-//! callers of a process exclude each other by that alone, and the server need not be asked. One of
-//! them at a time asks the server, for an owner that nobody else may use: the others wait here.
+//! A kept lock has one place: in a guard, on its way to the next waiter of this process, or idle
+//! here. So the callers of a process exclude each other without the server. One of them at a time
+//! asks the server, as an owner that only the kept lock uses; the others wait here.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::mem;
@@ -22,8 +22,8 @@ use crate::locks::{Context, Held, Hold, HoldOptions, Owner, Request, Target, acq
 use crate::wire::{Mode, WaitMode};
 use crate::{locked, metrics};
 
-/// All that a client keeps. It ends, and gives back what is idle, with the last of its handles:
-/// the client, its clones and what they have named.
+/// The kept locks of a client. The last handle (the client, a clone, or a lock named by it) ends
+/// it, and idle locks are released.
 pub(crate) struct Keeper {
     /// So many are kept idle.
     most: usize,
@@ -35,8 +35,9 @@ pub(crate) struct Keeper {
 #[derive(Default)]
 struct Stock {
     locks: HashMap<KeptKey, Weak<Kept>>,
-    /// Those that are idle, or have been since they were put here, by when that was: so long ago at
-    /// least were they used. Whoever is used leaves its place as it is, and so costs nothing here.
+    /// The idle locks, oldest first, for eviction. A lock that is taken again leaves its entry
+    /// here, so the hot path does not touch this map; eviction checks whether the lock is idle
+    /// still.
     idle: BTreeMap<Place, Arc<Kept>>,
     places: u64,
 }
@@ -67,7 +68,7 @@ pub(crate) struct Kept {
 #[derive(Default)]
 struct Inside {
     here: Here,
-    /// Who waits here, first come first served.
+    /// Waiting callers of this process, in order of arrival.
     line: VecDeque<Waiter>,
     waiters: u64,
     place: Option<Place>,
@@ -96,7 +97,7 @@ struct Waiter {
     turn: oneshot::Sender<Turn>,
 }
 
-/// What somebody in line hears.
+/// The message to a waiting caller.
 enum Turn {
     Yours(Held),
     /// It is its turn to ask the server.
@@ -132,7 +133,7 @@ impl Keeper {
         kept
     }
 
-    /// Gives back what has been idle for longest, until no more are kept than may be.
+    /// Evicts the locks that have been idle longest, until at most `most` are idle.
     fn make_room(&self) {
         while self.idle.load(Ordering::Relaxed) > self.most {
             let oldest = self.stock().idle.pop_first();
@@ -161,12 +162,12 @@ impl Stock {
     }
 }
 
-/// What a call finds.
+/// The result of looking for the lock in this process.
 enum Found {
     Held(Held),
     Wait(Waiting),
     Ask(Asking),
-    /// Another asks for whom it may wait in the server: it is not waited for.
+    /// Another caller asks the server already, and this one does not wait: it asks on its own.
     AskBeside,
 }
 
@@ -192,7 +193,7 @@ impl Kept {
         Some(held)
     }
 
-    /// What is idle here, if anything is: for a guard, or to be dropped, and so given back.
+    /// Takes the idle lock out, for the next guard or for a release.
     fn take_out(&self, inside: &mut Inside) -> Option<Held> {
         match mem::take(&mut inside.here) {
             Here::Idle { held, .. } => {
@@ -206,8 +207,8 @@ impl Kept {
         }
     }
 
-    /// Takes the lock: from whom it is in this process if nobody else wants it, and otherwise from
-    /// the server. If the future is dropped, so is all that it was given.
+    /// Takes the lock from this process if no other process wants it, otherwise from the server. If
+    /// the future is dropped, its guard is released.
     pub(crate) async fn take(
         self: &Arc<Self>,
         context: &Arc<Context>,
@@ -354,7 +355,7 @@ impl Kept {
         true
     }
 
-    /// What a guard had has gone back to the server, behind which the next in line asks.
+    /// A guard's hold went back to the server; the next waiting caller asks for it.
     pub(super) fn went_back(self: &Arc<Self>, context: &Context, hold: &Arc<Hold>) {
         let mut inside = self.inside();
         let is_used = matches!(&inside.here, Here::Used(one) if Arc::ptr_eq(one, hold));
@@ -364,8 +365,8 @@ impl Kept {
         self.leaves();
     }
 
-    /// The first in line asks the server. To be dropped when the mutex is free: what is of no use
-    /// to anybody.
+    /// Lets the first waiting caller ask the server. The result is dropped after the mutex is
+    /// released.
     fn next_asks(self: &Arc<Self>, inside: &mut Inside, context: &Context) -> Vec<Turn> {
         inside.here = Here::Away;
         let mut gone = Vec::new();
@@ -454,8 +455,8 @@ impl Kept {
         inside.next_look
     }
 
-    /// Ends when the time of one in line is up; or when the server does not answer who asks it, for
-    /// as long as a reply may take.
+    /// Ends at the caller's deadline, or when the server does not answer the caller that asks, for
+    /// the time that a reply may take.
     async fn late(&self, context: &Context, wait_mode: WaitMode) -> Error {
         let deadline = match wait_mode {
             WaitMode::Until(deadline) => Some(deadline),
@@ -511,9 +512,8 @@ fn may_be_kept(hold: &Hold, now: Instant) -> bool {
     !hold.is_over(now) && hold.wanted.may_be_kept()
 }
 
-/// Whether it may be given to the next caller, for whom at least half of the lease and of the
-/// longest hold have to be left that it asked for. And the session has to be there under which it
-/// is held: of what was lost without it, a guard would hear too late.
+/// Whether the next caller may have it: it needs half of its lease and of its longest hold. The
+/// session must be connected, or a loss would be heard too late.
 fn is_fit(hold: &Hold, now: Instant) -> bool {
     let is_heard_of = hold.counts_on().session.is_attached() && !hold.is_of_former_life();
     is_heard_of && may_be_kept(hold, now) && hold.leaves_half(now)
@@ -597,8 +597,8 @@ impl Drop for Asking {
     }
 }
 
-/// Sees to it that what is kept goes to the server's queue as soon as it is wanted there, or has
-/// been idle for long enough. It keeps nothing alive meanwhile.
+/// Releases a kept lock when another process wants it or it was idle for long enough. It keeps no
+/// handle alive meanwhile.
 async fn watch(
     context: Weak<Context>,
     kept: Weak<Kept>,
@@ -611,7 +611,7 @@ async fn watch(
         changed.as_mut().enable();
         let next = match (context.upgrade(), kept.upgrade()) {
             (Some(context), Some(kept)) => {
-                // Who cannot hear of others must not keep the lock from them.
+                // If the server cannot tell us that others wait, the lock must not be kept.
                 if hold.wanted.may_be_kept() && wanted::listen(&context, &hold).is_err() {
                     hold.wanted.must_go_back();
                 }

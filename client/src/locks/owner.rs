@@ -1,11 +1,11 @@
-//! Who holds or waits: an owner is a value, not a thread.
+//! Owners of locks: an owner is a value, not a thread.
 
 use std::fmt;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-/// Who holds a lock: the client's id and a number, `<client uuid>:<number>`.
+/// The owner of a lock: the client's id and a number, `<client uuid>:<number>`.
 ///
 /// Each `lock()` is its own owner, so two of them exclude each other even within one task, and the
 /// server does not see that one caller made both. A [`Scope`](crate::Scope) takes all of its locks
@@ -35,7 +35,7 @@ use smallvec::SmallVec;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     pub(crate) name: Arc<str>,
-    /// What it is granted is kept here, and used by one guard after the other.
+    /// Whether it is the owner of a kept lock, whose guards use it one after the other.
     is_kept: bool,
 }
 

@@ -14,8 +14,8 @@ use crate::wire::reply::{read_by, read_renewed};
 use crate::wire::{Manner, Outcome, Request, Sending, Session, request};
 use crate::{Backoff, metrics, task};
 
-/// What to ask for where grants must be acknowledged: see [`Acknowledger`]. Elsewhere it is the
-/// same.
+/// The purpose of a renewal. It matters only with [`Acknowledger`]; without one, `Hold` and `Lease`
+/// are the same.
 ///
 /// [`Acknowledger`]: crate::wire::Acknowledger
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ pub(super) fn all(context: &Arc<Context>, holds: Vec<Arc<Hold>>) {
     }
 }
 
-/// The same for one. What is under way sees to it afterwards.
+/// The same for one hold. If a renewal is in flight, its reply renews again where necessary.
 pub(super) fn one(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) {
     let is_over = !hold.has_guards() || hold.lost(Instant::now()).is_some();
     if !is_over && let Ok(turn) = Arc::clone(&hold.renewing).try_lock_owned() {
@@ -102,7 +102,7 @@ fn start(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim, turn: Turn, report:
         let (context, hold) = (Arc::clone(context), Arc::clone(hold));
         context.background.runtime.clone().spawn(task(async move {
             let renewed = renewing.await;
-            // Before what follows, which takes it again.
+            // Released first: the follow-up may start the next renewal, which needs it.
             drop(turn);
             follow_up(&context, &hold, &node.session, &renewed);
             tell(report, renewed);
@@ -178,7 +178,7 @@ fn took_note(
     hold.renewed(&renewal, Instant::now()).map_err(Error::lost)
 }
 
-/// What is still to be done about a hold that was renewed, or was not.
+/// The next step after a renewal.
 fn follow_up(
     context: &Arc<Context>,
     hold: &Arc<Hold>,
@@ -250,7 +250,7 @@ fn acknowledged(
 
 fn tell(report: Report, outcome: Result<(), Error>) {
     if let Some(report) = report {
-        // Whoever asked has gone, if it hears nothing.
+        // If the receiver is dropped, the caller no longer waits.
         let _ = report.send(outcome);
     }
 }

@@ -1,4 +1,4 @@
-//! What each owner has at each lock: whose turn it is there, and the hold.
+//! The slots: for each owner, lock and mode the hold, and the call whose turn it is.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
@@ -17,7 +17,7 @@ use crate::locks::heard::WithSession;
 use crate::locks::{Helds, Hold, Request, Target};
 use crate::wire::{Event, Kind, Sending, Session};
 
-/// What the owners of one client have, at whatever node: a lock may move from one to another.
+/// The slots of all owners of a client, at all nodes: a lock may move from one node to another.
 #[derive(Default)]
 pub(crate) struct Table(Mutex<State>);
 
@@ -28,7 +28,7 @@ impl Table {
         work(&mut locked(&self.0))
     }
 
-    /// All holds that have guards and of which this is so.
+    /// The holds with guards that match.
     pub(crate) fn holds(&self, is: impl Fn(&Arc<Hold>) -> bool) -> Vec<Arc<Hold>> {
         self.with(|state| {
             let holds = state
@@ -61,7 +61,7 @@ pub(super) struct Slot {
     /// One whose last guard has gone while it was somebody's turn: the server may have it still.
     pub(super) left: Option<Arc<Hold>>,
     pub(super) turn: Option<Turn>,
-    /// Those who wait for their turn. Most owners take one lock once, and none is here.
+    /// Calls that wait for the turn. It is empty for most owners, which take one lock once.
     line: VecDeque<Waiter>,
 }
 
@@ -73,7 +73,7 @@ pub(super) enum Unsettled {
     OfFormerLife(Arc<Hold>),
 }
 
-/// Whose command is under way.
+/// The owner of the turn at a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// A call's, from before its ACQUIRE until it has a hold or nothing.
@@ -86,7 +86,7 @@ pub(super) enum Turn {
 
 struct Waiter {
     number: u64,
-    /// Whether it may wait for somebody who waits in the server's queue.
+    /// False for a try, which does not wait behind a wait in the server's queue.
     waits: bool,
     told: oneshot::Sender<()>,
 }
@@ -98,7 +98,7 @@ pub(super) struct Call {
     /// The names that the owner did not hold, and their slots. It is their turn.
     pub(super) names: SmallVec<[Arc<[u8]>; 1]>,
     pub(super) slots: SmallVec<[SlotId; 1]>,
-    /// What the owner holds of the others.
+    /// The parts in locks that the owner held already.
     pub(super) held: Helds,
     pub(super) phase: Phase,
     /// Where it was asked for last.
@@ -141,8 +141,8 @@ impl State {
         self.numbers
     }
 
-    /// The slot of this owner at this lock, made if there is none. It goes when it is nobody's turn
-    /// and nothing is held.
+    /// The slot of this owner, lock and mode; made on first use. It is removed when it has no hold
+    /// and no turn.
     pub(super) fn slot(&mut self, target: &Target) -> SlotId {
         let owner = Arc::clone(&target.owner.name);
         let key = Key::new(Arc::clone(&target.name), owner.into(), target.mode.kind());
@@ -173,7 +173,7 @@ impl State {
         self.slots.get(slot)?.hold.as_ref()
     }
 
-    /// What the owner has at these of which it must first be known how it stands.
+    /// The first hold at these slots whose state must be cleared up before the owner asks again.
     pub(super) fn unsettled(&self, slots: &[SlotId]) -> Option<Unsettled> {
         let now = Instant::now();
         slots
@@ -200,7 +200,7 @@ impl State {
         self.slots.get(slot)?.turn
     }
 
-    /// Gives somebody the turn, whoever had it.
+    /// Sets the turn, whatever it was.
     pub(super) fn take_turn(&mut self, slot: SlotId, turn: Turn) {
         if let Some(slot) = self.slots.get_mut(slot) {
             slot.turn = Some(turn);
@@ -220,7 +220,7 @@ impl State {
         (number, turn)
     }
 
-    /// Whoever has the turn waits in the server's queue: who would not wait so hears it.
+    /// The call has joined the server's queue: refuses the tries that wait for its turn.
     pub(super) fn refuse_tries(&mut self, id: CallId) {
         let slots = self.call(id).map(|call| call.slots.clone());
         for slot in slots.unwrap_or_default() {
@@ -230,7 +230,7 @@ impl State {
         }
     }
 
-    /// Leaves the line: whether the turn has come meanwhile, and is to be passed on.
+    /// Leaves the wait for a turn. True if the turn had come already: the caller passes it on.
     pub(super) fn leave_line(&mut self, id: SlotId, number: u64) -> bool {
         let Some(slot) = self.slots.get_mut(id) else {
             return false;
@@ -338,7 +338,7 @@ impl Hash for Key {
     }
 }
 
-/// What a [`Key`] was hashed to when it was made.
+/// Passes the hash of a [`Key`] through.
 #[derive(Default)]
 struct Hashed(u64);
 

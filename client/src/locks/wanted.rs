@@ -1,4 +1,4 @@
-//! What a hold knows of those who wait for its lock.
+//! Reports that other owners wait for a held lock.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,11 +35,11 @@ enum Asked {
     Refused(Error),
 }
 
-/// What is to be done by who waits for word.
+/// The next step of a task that listens.
 enum Next {
     /// The word will come.
     Wait,
-    /// The server is to be asked, and this counts as being under way.
+    /// Ask the server. The request counts as in flight from now on.
     Ask,
     /// There will be none.
     Fail(Error),
@@ -106,7 +106,7 @@ impl Wanted {
         }
     }
 
-    /// What to do in order to be told.
+    /// Decides whether the server must be asked to report waiters.
     fn next(&self) -> Next {
         let mut asked = locked(&self.asked);
         match &*asked {
@@ -116,7 +116,7 @@ impl Wanted {
         }
         match std::mem::replace(&mut *asked, Asked::UnderWay) {
             Asked::Refused(error) => {
-                // Whoever asks after this one asks the server again.
+                // The next listener asks the server again.
                 *asked = Asked::Not;
                 Next::Fail(error)
             }
@@ -146,7 +146,7 @@ impl Hold {
         self.changed.notify_waiters();
     }
 
-    /// The same by a caller of this process, who waits for it here or was refused.
+    /// The same for a waiting or refused caller of this process.
     pub(crate) fn is_wanted_here(&self) {
         self.wanted.told_here.fetch_add(1, Ordering::Release);
         self.changed.notify_waiters();
@@ -164,7 +164,7 @@ pub(crate) async fn wanted<'a>(
         return Err(Error::lost(reason));
     }
     let told = || -> u64 { holds.clone().map(|hold| hold.wanted.heard()).sum() };
-    // Each is looked at once: what is told after this look, by another thread, ends the wait.
+    // Reads each counter once: a report by another thread after this look ends the wait.
     let mut known: u64 = 0;
     let mut waiting = FuturesUnordered::new();
     for hold in holds.clone() {
@@ -219,7 +219,7 @@ pub(super) fn listen(context: &Arc<Context>, hold: &Arc<Hold>) -> Result<(), Err
     }
 }
 
-/// Asks until there is an answer, or nobody is left whom it concerns. A renewal asks while its hold
+/// Asks until the server answers or the guards are gone. Each renewal asks too, while a task
 /// listens.
 async fn ask_until_answered(context: Weak<Context>, hold: Weak<Hold>) {
     let mut backoff = Backoff::new();

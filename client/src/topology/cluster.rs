@@ -26,7 +26,7 @@ pub(super) struct Map {
     turn: usize,
 }
 
-/// Who hears of moved slots.
+/// Receives the slots that have moved.
 pub(crate) trait Moves: Send + Sync {
     /// These slots are served by another node than before, or nodes have been retired.
     fn moved(self: Arc<Self>, slots: &BTreeSet<u16>);

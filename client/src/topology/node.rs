@@ -22,7 +22,8 @@ pub(crate) struct Node {
     pub(crate) address: Address,
     /// If grants must be acknowledged before they count.
     pub(crate) acknowledger: Option<Acknowledger>,
-    /// What listens; and behind sentinels, what asks them whether this is still the primary.
+    /// The task that listens to the session, and behind sentinels the one that checks that this is
+    /// still the primary.
     _tasks: JoinSet<()>,
 }
 

@@ -1,14 +1,13 @@
-//! The command connection to a server, and the task that owns it. Every command goes through it, in
-//! the order in which it was handed over, so that what undoes a command can never overtake it.
+//! The command connection to a server, and the task that owns it. Every command goes through it in
+//! the order of hand-over, so a command can never overtake an earlier one that it undoes.
 //!
-//! The link sends again: a connection is bound to the session (RLOCK.BIND), and what was not
-//! answered on the one before is sent anew, in order. The server has closed that by then, and
-//! carries nothing out any more that it has not read. So a connection that is merely slow may be
-//! given up at any time.
+//! The link sends again: it binds each new connection to the session (RLOCK.BIND), and sends all
+//! unanswered commands there, in order. BIND closes the former connection first, so the server
+//! carries out no command from it afterwards. That makes it safe to give up a connection that is
+//! only slow.
 //!
-//! What waits to be sent goes out together, a few dozen commands in a write, and the task waits for
-//! the replies itself. What is done with a reply is said when its command is handed over, and done
-//! here, so it must not wait for anything.
+//! Waiting commands go out together, a few dozen in a write. The task waits for the replies itself.
+//! A command is handed over with a callback for its reply, which runs here and must not block.
 
 use std::collections::VecDeque;
 use std::future::{pending, ready};
@@ -46,7 +45,7 @@ pub(crate) struct Request {
     pub(crate) expected: Expected,
 }
 
-/// What is known of a command beside its words.
+/// The state of a command beside its words.
 pub(crate) struct Expected {
     then: Then,
     /// The lock that it is about.
@@ -58,7 +57,7 @@ pub(crate) struct Expected {
     until: Option<Instant>,
     /// So many links had it.
     pub(crate) hops: u32,
-    /// When it was sent last, and what it counts on.
+    /// The last sending.
     sent: Option<Sending>,
     counted: Option<Counted>,
 }
@@ -74,7 +73,7 @@ pub(crate) enum Manner {
     Once,
 }
 
-/// What comes of a command.
+/// The outcome of a command.
 pub(crate) enum Outcome {
     /// It was answered; or it was not carried out, or may not have been, and is sent no more.
     Told(Result<Value, Error>, Option<Sending>),
@@ -82,10 +81,10 @@ pub(crate) enum Outcome {
     Overdue(Error),
 }
 
-/// What to do with it.
+/// The callback of a command.
 pub(crate) type Then = Box<dyn FnMut(Outcome) + Send>;
 
-/// When a command was sent, and what was known of the session then.
+/// The time of a sending, and the session's state at that time.
 #[derive(Clone, Debug)]
 pub(crate) struct Sending {
     pub(crate) at: Instant,
@@ -96,7 +95,8 @@ pub(crate) struct Sending {
 }
 
 impl Sending {
-    /// What counts for an answer now: once the session has another life, what was known before.
+    /// The session's confidence for a reply that arrives now. If the session has another life by
+    /// now, it is the confidence at the time of sending.
     pub(crate) fn confidence(&self) -> Arc<Confidence> {
         let present = self.session.present();
         let present = present.filter(|present| present.life == self.confidence.life);
@@ -217,7 +217,7 @@ impl Link {
         self.requests.send(request).err().map(|unsent| unsent.0)
     }
 
-    /// Whether so many wait for their answers that no more may.
+    /// Whether the limit of unanswered commands is reached.
     pub(crate) fn is_full(&self) -> bool {
         self.unanswered.load(Ordering::Relaxed) >= UNANSWERED_MAX
     }
@@ -233,10 +233,9 @@ struct Driver {
     queue: mpsc::UnboundedReceiver<Request>,
     /// No more will come.
     is_closed: bool,
-    /// What is to be sent, or to be sent again, in order.
+    /// Commands to be sent, in order; some were sent before on another connection.
     unsent: VecDeque<Request>,
-    /// What the server has refused for a reason that passes, in order; and until when it is not
-    /// asked again.
+    /// Commands that the server refused for a passing reason, in order; and the end of the pause.
     paused: Vec<Request>,
     paused_until: Option<Instant>,
     alarm: Alarm,
@@ -354,7 +353,7 @@ impl Driver {
                 }
             }
             if self.is_closed && self.listener.upgrade().is_none() {
-                // What has no answer in time has none: whoever was to have one has gone.
+                // The client is gone: commands without an answer within their time are dropped.
                 self.unsent.retain(|one| one.expected.until.is_some());
             }
             if self.is_over() {
@@ -363,7 +362,7 @@ impl Driver {
         }
     }
 
-    /// The node is not used any more: another has what is handed over here.
+    /// The node is retired: passes its commands on to other nodes.
     async fn hand_on(&mut self) -> Option<()> {
         loop {
             self.listener.upgrade()?;
@@ -377,7 +376,7 @@ impl Driver {
         }
     }
 
-    /// What was handed over has the time for a reply from now on.
+    /// Queues new commands. Their response timeout starts now.
     fn take(&mut self, batch: &mut Vec<Request>) {
         let until = Instant::now().checked_add(self.connector.dialer.response_timeout);
         self.unsent.extend(batch.drain(..).map(|mut request| {
@@ -389,8 +388,8 @@ impl Driver {
         }));
     }
 
-    /// The server was not reached, or has refused. Whoever cannot hope hears of it at once, and
-    /// what is for a node that serves it no more goes elsewhere.
+    /// The server was not reached, or it has refused the connection. Calls that cannot succeed fail
+    /// now, and commands for slots of another node go there.
     fn could_not(&mut self, error: &Error) {
         let listener = self.listener.upgrade();
         for mut request in std::mem::take(&mut self.unsent) {
@@ -409,8 +408,8 @@ impl Driver {
         }
     }
 
-    /// What was to go behind an `ASKING` and was not answered: the slot may have moved since, to
-    /// here or back.
+    /// Passes on the unanswered commands that were meant to follow an `ASKING`: the slot may have
+    /// moved since.
     fn send_elsewhere(&mut self) {
         let unsent = std::mem::take(&mut self.unsent);
         let (asking, others): (Vec<_>, Vec<_>) =
@@ -426,7 +425,8 @@ impl Driver {
         }
     }
 
-    /// Sends and hears answers until the connection is over: what was not answered.
+    /// Sends commands and handles replies until the connection is over. Returns the unanswered
+    /// commands.
     async fn serve(&mut self, connection: &mut Connection, life: i64) -> InFlight {
         let mut in_flight = InFlight::new(self.connector.dialer.response_timeout);
         let mut batch = Vec::new();
@@ -450,8 +450,8 @@ impl Driver {
                 () = self.answers.other_life(life) => break,
                 answer = in_flight.answer() => {
                     self.end(&mut in_flight, answer);
-                    // Those who have been answered ask anew before the next are told, so that the
-                    // server has something to do meanwhile.
+                    // Yields between replies: callers that were answered can send their next
+                    // command before the rest are told, which keeps the server busy.
                     if !in_flight.exchanges.is_empty() {
                         yield_now().await;
                     }
@@ -475,7 +475,8 @@ impl Driver {
 
     /// Sends the next in one write.
     fn carry(&mut self, connection: &Connection, life: i64, in_flight: &mut InFlight) -> bool {
-        // What it counts on is known: the connection is bound to the session's life.
+        // Only in the life to which the connection is bound. In another life the reply would count
+        // for the wrong session.
         let present = self.session.present();
         let Some(confidence) = present.filter(|present| present.life == life) else {
             return false;
@@ -510,7 +511,7 @@ impl Driver {
         true
     }
 
-    /// Does with the replies to a batch what is to be done with each.
+    /// Calls the callback of each command in a batch.
     fn end(&mut self, in_flight: &mut InFlight, answer: Answered) {
         let Some(exchange) = in_flight.exchanges.pop_front() else {
             return;
@@ -556,7 +557,8 @@ impl Driver {
         self.paused_until = self.paused_until.or(until);
     }
 
-    /// The connection is over. What may be sent twice is, in order.
+    /// The connection is over: queues its unanswered commands again, in order, if they may be sent
+    /// twice.
     fn send_again(&mut self, in_flight: InFlight) {
         let mut again = std::mem::take(&mut self.paused);
         self.paused_until = None;
@@ -592,15 +594,13 @@ fn misdirected(refusal: &redis::ServerError, manner: Manner) -> Option<Error> {
     is_again.then_some(error)
 }
 
-/// What has been sent on a connection and not been answered, in order.
-///
-/// The server answers in that order, and time runs out in it too.
+/// Sent and unanswered commands, in order. Replies arrive in this order, and timeouts end in it.
 struct InFlight {
     exchanges: VecDeque<Exchange>,
     /// The memory of one that has been answered, for the next.
     spare: Option<Replies>,
     is_broken: bool,
-    /// What the server would not carry out, before all that is in flight.
+    /// Commands that the server refused as a replica. They precede all others in flight.
     put_back: Vec<Request>,
     /// Since when nothing has come that was asked for.
     silent_since: Instant,
@@ -635,9 +635,8 @@ impl InFlight {
         if self.exchanges.is_empty() {
             self.silent_since = Instant::now();
         }
-        // Polled once here: that puts the request into the connection's line, which has room for
-        // all, and nothing that is sent later can get before it. Nobody is to be woken yet: it is
-        // polled again when it is the first.
+        // The first poll puts the request into the connection's queue, so no later command can get
+        // ahead of it. It needs no waker: the batch is polled again when it is the first.
         let mut nobody = Context::from_waker(Waker::noop());
         if let Poll::Ready(told) = replies.poll(&mut nobody) {
             // The thread stood still meanwhile. Those before it have their replies too, and are to
@@ -651,7 +650,7 @@ impl InFlight {
         });
     }
 
-    /// The next answer; never, if there is none to come.
+    /// The next reply; pending while nothing is in flight.
     async fn answer(&mut self) -> Answered {
         match self.exchanges.front_mut() {
             Some(first) => (&mut first.replies).await,
@@ -722,8 +721,8 @@ impl Alarm {
     }
 }
 
-/// At most so many commands go out in one write: a reply waits for those behind it in the same, and
-/// the server works on one while the next is made.
+/// The most commands in one write. A larger batch delays its first reply, and leaves the server
+/// idle while the next batch is built.
 const BATCH_MAX: usize = 32;
 
 /// So often in a row a server may not know the session although that was answered in between.

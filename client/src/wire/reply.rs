@@ -1,4 +1,4 @@
-//! What the servers answer, read by its shape.
+//! Parses the servers' replies by their shape.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use redis::{FromRedisValue, RedisError, Value, from_redis_value_ref};
 use crate::error::{Error, LostReason};
 use crate::wire::Kind;
 
-/// Reads a reply by this shape. One of another shape comes from something that is not the module:
-/// what it has done nobody can say.
+/// Parses a reply. A reply of another shape comes from another program than the module, so the
+/// outcome of the command is unknown.
 pub(crate) fn read_by<T>(
     reply: Result<Value, Error>,
     read: impl FnOnce(&Value) -> Option<T>,
@@ -67,14 +67,14 @@ pub(crate) struct Told {
 const EVENTS_MAX: usize = 1000;
 const EVENTS_BYTES: usize = 256 * 1024;
 
-/// What happened to a wait or a hold of the session.
+/// The kind of an event.
 #[derive(Clone, Debug)]
 pub(crate) struct Event {
     pub(crate) seq: u64,
     pub(crate) name: Vec<u8>,
     pub(crate) owner: Vec<u8>,
     pub(crate) kind: Kind,
-    /// That of the hold it is about; 0 if there is none.
+    /// The token of the hold; 0 without one.
     pub(crate) token: u64,
     pub(crate) what: What,
 }

@@ -1,4 +1,4 @@
-//! What is said to the servers: one function a command. Nothing else speaks RESP.
+//! Builds the commands: one function each. Nothing else speaks RESP.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -149,7 +149,7 @@ pub(crate) fn acquire(
     cmd
 }
 
-/// `RLOCK.RELEASE … [TOKEN token]`. Without the token only to undo a call, of which none is known.
+/// `RLOCK.RELEASE … [TOKEN token]`. Only the undo of a call omits the token, since it knows none.
 pub(crate) fn release(subject: Subject<'_>, token: Option<u64>) -> Cmd {
     let mut cmd = subject.counted("RLOCK.RELEASE", None);
     cmd.arg(token.map(|token| ("TOKEN", token)));
@@ -219,8 +219,8 @@ pub(crate) fn bind(session: &str, epoch: u64) -> Cmd {
         .take()
 }
 
-/// `HELLO [3 SETNAME label]`: whether a new connection has reached a primary, and what it is called
-/// there. Any user may say it.
+/// `HELLO [3 SETNAME label]`: tells whether the server is a primary, and names the connection.
+/// Every user may run it.
 pub(crate) fn hello(label: Option<&str>) -> Cmd {
     let mut cmd = redis::cmd("HELLO");
     if let Some(label) = label {

@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::Error;
 use crate::wire::reply::{read_by, read_told};
-use crate::wire::{Connection, Connector, Event, Replies, Request, Told, request};
+use crate::wire::{Answered, Connection, Connector, Event, Replies, Request, Told, request};
 use crate::{Backoff, Pace, drift, metrics, part, trace};
 
-/// Who hears what happens at the servers of a client.
+/// Receives the events of a client's sessions.
 pub(crate) trait Listener: Send + Sync {
     /// The session was answered.
     fn heard(&self, session: &Arc<Session>, news: News);
@@ -58,7 +58,7 @@ pub(crate) struct Session {
 
 #[derive(Default)]
 struct State {
-    /// What is known of the present life, if one was heard of.
+    /// The confidence in the present life; none before the first reply.
     present: Option<Arc<Confidence>>,
     /// Why the last try to reach the server failed, if it did.
     broken: Option<Error>,
@@ -73,10 +73,9 @@ struct State {
     is_retired: bool,
 }
 
-/// Until when the server cannot have ended the session, in one of its lives.
-///
-/// What is held counts on it. Once it has ended, guards have said that they are lost, and a later
-/// answer brings nothing back: then the same life has another one.
+/// The time until which the server cannot have ended the session, in one of its lives. Holds count
+/// on it. Once it is over, guards have said that they are lost, and a later reply does not revive
+/// them: the same life then gets a new confidence.
 #[derive(Debug)]
 pub(crate) struct Confidence {
     pub(crate) life: i64,
@@ -191,7 +190,7 @@ impl Session {
         Some(self.state.borrow().bound.clone()?.ok()?.1)
     }
 
-    /// Its node is not used any more: what is left of its commands goes elsewhere.
+    /// Retires the session's node: its remaining commands go to other nodes.
     pub(crate) fn retire(&self) {
         self.state.send_modify(|state| {
             state.is_retired = true;
@@ -203,7 +202,7 @@ impl Session {
         self.state.borrow().is_retired
     }
 
-    /// What is known of the life that was heard of last, be it that it goes on or not.
+    /// The confidence in the last known life, which may be over.
     pub(crate) fn present(&self) -> Option<Arc<Confidence>> {
         self.state.borrow().present.clone()
     }
@@ -243,7 +242,7 @@ impl Session {
         trouble.map_or_else(Error::not_attached, Error::unasked)
     }
 
-    /// What tells of each answer; and how many there were until now.
+    /// A receiver for the session's replies.
     pub(super) fn answers(&self) -> Answers {
         Answers(self.state.subscribe())
     }
@@ -327,7 +326,7 @@ pub(super) struct Listening {
     pace: Pace,
     /// The number of the present connection.
     epoch: u64,
-    /// What was heard last.
+    /// The last life and event.
     life: i64,
     seq: u64,
     /// When the last call was sent that was answered in this life, with all that there was to tell.
@@ -343,10 +342,8 @@ struct Asked {
     replies: Replies,
 }
 
-/// Listens until it is aborted, with the node.
-///
-/// If another connection takes the session over, it is taken back. A stranger who knows the
-/// session's name can only be as slow and as often.
+/// Listens until it is aborted, with the node. If another connection takes the session over, it is
+/// taken back: with pauses, so two clients with one session name cannot flood the server.
 pub(crate) async fn run(connector: Connector, session: Arc<Session>, listener: Weak<dyn Listener>) {
     let mut listening = Listening {
         session,
@@ -415,8 +412,8 @@ impl Listening {
         }
     }
 
-    /// Before it is known to be the right server nothing is acknowledged: what it tells may be for
-    /// another node of this client. It answers at once then.
+    /// Until BIND has confirmed the server, this acknowledges no event: the events may be for
+    /// another node of this client. The server answers such a call at once.
     fn ask(&self, connection: Connection, wait: Option<Duration>) -> Asked {
         let is_verified = self.session.is_verified(self.life);
         let after = if is_verified {
@@ -436,7 +433,7 @@ impl Listening {
     }
 
     /// A call was answered, maybe late: whether the session is there.
-    fn answered(&mut self, sent: Instant, replies: crate::wire::Answered) -> bool {
+    fn answered(&mut self, sent: Instant, replies: Answered) -> bool {
         let told = replies.and_then(|replies| {
             let reply = replies.into_iter().next();
             read_by(reply.ok_or_else(|| Error::no_reply(None)), read_told)
@@ -453,8 +450,8 @@ impl Listening {
         }
     }
 
-    /// In this order: what is sent from now on counts on this life; then waits hear of their ends,
-    /// and what follows from another life.
+    /// The order matters: first the session's new state, which commands sent from now on count on;
+    /// then the events; then the consequences of another life.
     fn hear(&mut self, sent: Instant, told: Told) {
         let Told {
             life,
@@ -486,10 +483,9 @@ impl Listening {
         }
     }
 
-    /// Connects and calls until that is answered. What is `overdue` on the connection before is
-    /// waited for meanwhile: a server that stood still for a moment answers it then. That
-    /// connection is kept until the new one is answered: if it closed before, our waits would lose
-    /// their places.
+    /// Connects and calls until a call is answered. An `overdue` call on the former connection may
+    /// still be answered meanwhile, if the server only stood still. The former connection stays
+    /// open until the new one is answered: closing it earlier would cost our waiters their places.
     async fn attach(&mut self, mut overdue: Option<Asked>) -> Connection {
         loop {
             if self.session.is_retired() {
@@ -500,22 +496,19 @@ impl Listening {
                 None => self.open().await,
                 Some(asked) => tokio::select! {
                     biased;
-                    answer = &mut asked.replies => Err(answer),
+                    answer = &mut asked.replies => {
+                        let old = overdue.take();
+                        let old = old.filter(|old| self.answered(old.sent, answer));
+                        match old {
+                            Some(old) => return old.connection,
+                            None => continue,
+                        }
+                    }
                     connection = self.open() => connection,
                 },
             };
-            match (connection, overdue.take()) {
-                (Ok(connection), old) => {
-                    if let Some(connection) = self.attach_on(connection, old).await {
-                        return connection;
-                    }
-                }
-                (Err(answer), Some(old)) => {
-                    if self.answered(old.sent, answer) {
-                        return old.connection;
-                    }
-                }
-                (Err(_), None) => {}
+            if let Some(attached) = self.attach_on(connection, overdue.take()).await {
+                return attached;
             }
         }
     }
@@ -552,17 +545,16 @@ impl Listening {
             .then_some(asked.connection)
     }
 
-    /// Connects until it works. Pauses before it for so short a time that it costs no guard, while
-    /// there is one that can be kept. A node that stays away is not called any faster by a client
-    /// with a short grace than by others.
-    async fn open(&mut self) -> Result<Connection, crate::wire::Answered> {
+    /// Connects until it succeeds, with pauses between the tries. Within the grace they are short
+    /// enough to keep the guards. Afterwards they grow, whatever the grace is.
+    async fn open(&mut self) -> Connection {
         loop {
             let grace = self.session.grace;
             let in_grace = self.told.is_some_and(|told| told.elapsed() < grace);
             let longest = in_grace.then(|| part_of_grace(grace, 4));
             self.pace.keep(longest.unwrap_or(Duration::MAX)).await;
             match self.connector.open().await {
-                Ok(connection) => return Ok(connection),
+                Ok(connection) => return connection,
                 Err(error) => self.broken(error),
             }
         }

@@ -336,8 +336,8 @@ impl Life {
         }
     }
 
-    /// Returns the events that are not acknowledged, up to a thousand of them, and begins a life if
-    /// there is none. (Names here are short.)
+    /// Returns at most a thousand unacknowledged events. Begins a life if the session has none.
+    /// (Names in these tests are short, so the limit of bytes is never reached.)
     pub(crate) fn take_events(&mut self, name: Name, now: Now) -> TwinTold {
         let session = self.sessions.get_mut(&name).unwrap();
         session.is_woken = false;

@@ -23,7 +23,7 @@ fn holds(locks: &[usize]) -> World {
     after(&all)
 }
 
-/// The session was told no event yet, and so many of its holds are broken.
+/// A session with this number of broken holds, none of which it has been told.
 fn lost(number: usize) -> World {
     let locks: Vec<usize> = (0..number).collect();
     let mut world = holds(&locks);
