@@ -36,6 +36,9 @@ pub(crate) use held::{Held, lost};
 pub(crate) mod renew;
 pub(crate) use renew::Aim;
 
+// The outcome of a command, for its caller.
+mod report;
+
 mod watchdog;
 use watchdog::Watchdog;
 

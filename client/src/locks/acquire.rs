@@ -16,7 +16,7 @@ use crate::locks::{
     Aim, Call, CallId, Context, CountsOn, Grant, Held, Hold, HoldOptions, Owner, Phase, SlotId,
     State, Target, renew,
 };
-use crate::time::{MILLI, MILLIS_MAX, within};
+use crate::time::MILLI;
 use crate::topology::{Node, Route};
 use crate::wire::reply::{read_acquired, read_by};
 use crate::wire::{
@@ -101,13 +101,10 @@ async fn acknowledged(context: &Arc<Context>, helds: Helds) -> Result<Helds, Err
 }
 
 fn check(context: &Context, request: &Request) -> Result<(), Error> {
-    let refuse = |text: &'static str| Err(Error::refused(text));
     // Two clients that share an owner would each think that it is alone.
     if !request.owner.is_of(&context.settings.id) {
-        return refuse("the owner belongs to another client");
+        return Err(Error::refused("the owner belongs to another client"));
     }
-    let is_kept = |options: &HoldOptions| within("lease", options.lease, MILLIS_MAX);
-    is_kept(&request.options).map_err(Error::refused)?;
     if context.background.closing.is_cancelled() {
         return Err(Error::shut_down());
     }
@@ -492,16 +489,16 @@ impl Context {
                 });
                 let is_again = sending.as_ref().is_some_and(|sending| sending.again);
                 match (read_by(reply, read_acquired), sending) {
-                    (Ok(acquired), Some(sending)) => self.is_told(id, acquired, sending),
+                    (Ok(acquired), Some(sending)) => self.on_reply(id, acquired, sending),
                     (Ok(_), None) => Next::Nothing,
-                    (Err(error), _) => self.is_refused(id, error, is_again),
+                    (Err(error), _) => self.on_refusal(id, error, is_again),
                 }
             }
         };
         self.go_on(id, next);
     }
 
-    fn is_told(self: &Arc<Self>, id: CallId, acquired: Acquired, sending: Sending) -> Next {
+    fn on_reply(self: &Arc<Self>, id: CallId, acquired: Acquired, sending: Sending) -> Next {
         // Looked at under the lock: either another life is seen here, or this is seen by what
         // follows from it.
         self.table.with(|state| match acquired {
@@ -516,7 +513,7 @@ impl Context {
                         confidence,
                     },
                 };
-                Self::is_granted(state, id, grant, sending.is_of_former_life())
+                Self::on_grant(state, id, grant, sending.is_of_former_life())
             }
             Acquired::Queued { seq, life } => {
                 let present = sending.session.life();
@@ -533,17 +530,17 @@ impl Context {
                     // It was sent in an earlier life, whose waits have left.
                     return Next::Ask(None);
                 }
-                self.hears_early(state, id, early)
+                self.apply_early(state, id, early)
             }
         })
     }
 
     /// Applies the events that arrived before the reply to the ACQUIRE. Events after the end of the
     /// wait concern the granted hold, and stay in `early` for it.
-    fn hears_early(self: &Arc<Self>, state: &mut State, id: CallId, early: Vec<Event>) -> Next {
+    fn apply_early(self: &Arc<Self>, state: &mut State, id: CallId, early: Vec<Event>) -> Next {
         let mut early = early.into_iter();
         while let Some(event) = early.next() {
-            let next = self.wait_hears(state, id, &event, None);
+            let next = self.apply_to_wait(state, id, &event, None);
             if !matches!(next, Next::Nothing) {
                 if let Some(call) = state.call(id) {
                     call.early = early.collect();
@@ -556,7 +553,7 @@ impl Context {
 
     /// A grant can be counted on. If word of it came late, as to a process that was stopped, or
     /// under another life of the session, it is asked for again, which takes nothing more.
-    fn is_granted(state: &mut State, id: CallId, grant: Grant, former: bool) -> Next {
+    fn on_grant(state: &mut State, id: CallId, grant: Grant, former: bool) -> Next {
         let Some(call) = state.call(id) else {
             return Next::Nothing;
         };
@@ -582,7 +579,7 @@ impl Context {
     }
 
     /// The ACQUIRE was refused, or its reply says nothing.
-    fn is_refused(self: &Arc<Self>, id: CallId, error: Error, is_again: bool) -> Next {
+    fn on_refusal(self: &Arc<Self>, id: CallId, error: Error, is_again: bool) -> Next {
         let there = self.router.redirected(&error);
         let timeout = self.router.response_timeout;
         self.table.with(|state| {
@@ -615,7 +612,7 @@ impl Context {
     }
 
     /// An event that may be about a wait. None of it happened before `since`.
-    pub(super) fn wait_hears(
+    pub(super) fn apply_to_wait(
         self: &Arc<Self>,
         state: &mut State,
         id: CallId,
@@ -647,7 +644,7 @@ impl Context {
                     since,
                     counts_on,
                 };
-                Self::is_granted(state, id, grant, false)
+                Self::on_grant(state, id, grant, false)
             }
             What::TimedOut { lease_left } => Next::Fail(Error::not_acquired(*lease_left)),
             What::Left => Next::Ask(None),
@@ -745,7 +742,7 @@ impl Context {
             let is_meant =
                 |hold: &&Arc<Hold>| hold.token == event.token && *hold.target.name == *event.name;
             for hold in holds.iter().filter(is_meant) {
-                hold.hears(event);
+                hold.apply(event);
             }
         }
         let Call {

@@ -19,7 +19,7 @@ pub(crate) async fn call(context: &Context, hold: &Hold, command: &Cmd) -> Resul
     let reply = once(context, &target.name, guarded).await;
     read_by(reply, |reply| Some(reply.clone())).inspect_err(|error| {
         if error.has_code(request::NOT_HELD) {
-            hold.is_lost_there(LostReason::NotHeld);
+            hold.mark_gone(LostReason::NotHeld);
         }
     })
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
-use smallvec::SmallVec;
 use tokio::time::{Instant, sleep};
 
 use crate::error::Error;
@@ -25,7 +24,7 @@ impl Listener for Context {
         // may ask for several at once, and must not share a hold that is lost as well.
         for event in &news.events {
             if let (Some(hold), What::Lost(reason)) = (this.hold_of(session, event), &event.what) {
-                hold.is_lost_unheard(*reason);
+                hold.mark_gone_silently(*reason);
             }
         }
         for event in &news.events {
@@ -81,8 +80,7 @@ impl Moves for Context {
             .table
             .holds(|hold| has_moved(&hold.target.name) || is_left(&hold.counts_on().session));
         renew::all(&self, holds);
-        // A wait at a node that serves the lock no more hears of it from the node itself, unless
-        // that has gone.
+        // A node that no longer serves a lock tells its waiters so, unless the node is gone.
         let calls: Vec<_> = self.table.with(|state| {
             let asks = |phase: &Phase| matches!(phase, Phase::Asking);
             let calls = state.calls().filter(|(_, call)| !asks(&call.phase));
@@ -137,7 +135,7 @@ impl Context {
             {
                 return (Some(Arc::clone(hold)), None);
             }
-            (None, self.call_hears(state, slot, session, event, since))
+            (None, self.apply_to_call(state, slot, session, event, since))
         });
         if let Some(hold) = hold {
             match &event.what {
@@ -146,7 +144,7 @@ impl Context {
                     self.router.request_refresh();
                     renew::all(self, vec![hold]);
                 }
-                _ => hold.hears(event),
+                _ => hold.apply(event),
             }
         }
         if let Some((id, next)) = next {
@@ -154,7 +152,7 @@ impl Context {
         }
     }
 
-    fn call_hears(
+    fn apply_to_call(
         self: &Arc<Self>,
         state: &mut State,
         slot: usize,
@@ -167,7 +165,7 @@ impl Context {
             return None;
         }
         if let Phase::Waiting { .. } = call.phase {
-            return Some((id, self.wait_hears(state, id, event, since)));
+            return Some((id, self.apply_to_wait(state, id, event, since)));
         }
         // The answer to the ACQUIRE will tell whether it is about this.
         call.early.push(event.clone());
@@ -195,9 +193,9 @@ impl Context {
 
 impl Hold {
     /// An event that names this hold.
-    pub(super) fn hears(&self, event: &Event) {
+    pub(super) fn apply(&self, event: &Event) {
         match &event.what {
-            What::Lost(reason) => self.is_lost_there(*reason),
+            What::Lost(reason) => self.mark_gone(*reason),
             What::Wanted => self.is_wanted(),
             What::Granted | What::TimedOut { .. } | What::Left | What::Failed(_) => {}
         }
@@ -207,7 +205,7 @@ impl Hold {
 /// Calls and holds that go on after the session's next reply.
 #[derive(Default)]
 pub(super) struct WithSession {
-    calls: SmallVec<[CallId; 4]>,
+    calls: Vec<CallId>,
     holds: Vec<(Weak<Hold>, Arc<Session>)>,
 }
 

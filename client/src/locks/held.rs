@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::error::{Error, LostReason};
 use crate::locks::keep::Kept;
+use crate::locks::report::{Report, tell};
 use crate::locks::table::Turn;
 use crate::locks::{Aim, Context, Hold, SlotId, Target, renew};
 use crate::topology::Node;
@@ -26,9 +27,6 @@ pub(crate) struct Held {
     /// Where it is kept for its next use, instead of being given back to the server.
     pub(super) kept: Option<Arc<Kept>>,
 }
-
-/// Where it is told how giving it back went.
-type Report = Option<oneshot::Sender<Result<(), Error>>>;
 
 impl Held {
     /// A part in a hold, which counts it as a guard already.
@@ -88,13 +86,6 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.give_back(None);
-    }
-}
-
-fn tell(report: Report, outcome: Result<(), Error>) {
-    if let Some(report) = report {
-        // If the receiver is dropped, the caller no longer waits.
-        let _ = report.send(outcome);
     }
 }
 
@@ -158,7 +149,7 @@ impl Context {
         self.send_release(&node, &hold.target, Some(hold.token), None, Some(report));
         let released = outcome.await.unwrap_or_else(|_| Err(Error::shut_down()));
         if released.as_ref().err().is_none_or(Error::is_lost) {
-            hold.is_lost_there(LostReason::NotHeld);
+            hold.mark_gone(LostReason::NotHeld);
         }
         released
     }

@@ -225,11 +225,11 @@ impl Hold {
 
     /// Says that it is lost. The first reason stands.
     fn lose(&self, reason: LostReason) {
-        self.is_lost_for(reason);
+        self.mark_lost(reason);
         self.changed.notify_waiters();
     }
 
-    fn is_lost_for(&self, reason: LostReason) {
+    fn mark_lost(&self, reason: LostReason) {
         if self.lost.set(reason).is_ok() {
             // A loss after the last guard is not reported.
             if self.has_guards() {
@@ -240,15 +240,15 @@ impl Hold {
     }
 
     /// The server has said that it is lost.
-    pub(crate) fn is_lost_there(&self, reason: LostReason) {
+    pub(crate) fn mark_gone(&self, reason: LostReason) {
         self.is_gone.store(true, Ordering::Release);
         self.lose(reason);
     }
 
     /// The same, before its guards are notified.
-    pub(crate) fn is_lost_unheard(&self, reason: LostReason) {
+    pub(crate) fn mark_gone_silently(&self, reason: LostReason) {
         self.is_gone.store(true, Ordering::Release);
-        self.is_lost_for(reason);
+        self.mark_lost(reason);
     }
 
     /// Whether the server has nothing of it any more.

@@ -7,6 +7,7 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, LostReason};
+use crate::locks::report::{Report, tell};
 use crate::locks::{Context, CountsOn, Hold, Renewal};
 use crate::time::Lease;
 use crate::topology::Node;
@@ -31,8 +32,6 @@ pub(crate) enum Aim {
 
 /// One command is under way for a hold at a time.
 type Turn = OwnedMutexGuard<()>;
-
-type Report = Option<oneshot::Sender<Result<(), Error>>>;
 
 /// Renews a hold, and takes note of that: why not, if it is not so now.
 pub(crate) fn ask(
@@ -160,7 +159,7 @@ fn took_note(
     counts: bool,
 ) -> Result<(), Error> {
     let Some(sending) = sending.filter(|_| is_held) else {
-        hold.is_lost_there(LostReason::NotHeld);
+        hold.mark_gone(LostReason::NotHeld);
         return Err(Error::lost(LostReason::NotHeld));
     };
     let confidence = sending.confidence();
@@ -230,7 +229,7 @@ fn acknowledged(
         metrics::renewed(answer.as_ref().ok().map(|(held, _)| *held));
         answer.and_then(|(held, by_enough)| {
             if !held {
-                hold.is_lost_there(LostReason::NotHeld);
+                hold.mark_gone(LostReason::NotHeld);
                 return Err(Error::lost(LostReason::NotHeld));
             }
             let renewal = Renewal {
@@ -245,12 +244,5 @@ fn acknowledged(
                 .map_err(Error::lost)?;
             by_enough
         })
-    }
-}
-
-fn tell(report: Report, outcome: Result<(), Error>) {
-    if let Some(report) = report {
-        // If the receiver is dropped, the caller no longer waits.
-        let _ = report.send(outcome);
     }
 }

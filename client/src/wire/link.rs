@@ -299,7 +299,7 @@ impl Driver {
             };
             match self.meanwhile(binding).await? {
                 Ok((connection, (life, server))) => {
-                    if !self.session.is_bound(Ok((life, server.into()))) {
+                    if !self.session.set_bound(Ok((life, server.into()))) {
                         // A stranger is at its address: it is asked who serves what.
                         if let Some(client) = self.listener.upgrade() {
                             client.broken(&self.session);
@@ -319,10 +319,10 @@ impl Driver {
                     };
                     if strangers >= STRANGERS_MAX {
                         strangers = 0;
-                        self.session.is_doubted();
+                        self.session.add_doubt();
                     }
                     if !is_refused {
-                        self.session.is_bound(Err(error.clone()));
+                        self.session.set_bound(Err(error.clone()));
                     }
                     self.could_not(&error);
                 }
@@ -530,7 +530,8 @@ impl Driver {
                 && let Some(error) = misdirected(refusal, one.manner)
                 && let Some(cmd) = exchange.batch.cmds().into_iter().nth(place)
             {
-                one.sent = None;
+                // This copy was not carried out; one before it may have been.
+                one.sent.take_if(|sent| !sent.again);
                 let request = Request { cmd, expected: one };
                 if !error.is_misdirection() {
                     self.pause(request, error);

@@ -159,7 +159,7 @@ impl Session {
 
     /// A command connection was bound at this server, in this life of the session; or could not be.
     /// Whether it is the right one.
-    pub(super) fn is_bound(&self, bound: Result<(i64, Arc<str>), Error>) -> bool {
+    pub(super) fn set_bound(&self, bound: Result<(i64, Arc<str>), Error>) -> bool {
         let is_meant = |server: &Arc<str>| self.expected.as_ref().is_none_or(|one| one == server);
         let is_right = bound.as_ref().is_ok_and(|(_, server)| is_meant(server));
         let bound = if is_right || bound.is_err() {
@@ -180,7 +180,7 @@ impl Session {
 
     /// The command connection has reached a server that does not know the session, again and again:
     /// the one that is listened to may not be the one to use any more.
-    pub(super) fn is_doubted(&self) {
+    pub(super) fn add_doubt(&self) {
         self.state
             .send_modify(|state| state.doubts = state.doubts.saturating_add(1));
     }
