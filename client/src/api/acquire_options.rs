@@ -113,6 +113,7 @@ impl AcquireOptions {
             mode,
             options: self.hold_options(),
             wait_mode,
+            was_held_up: false,
         };
         acquire(&self.context, request).await
     }

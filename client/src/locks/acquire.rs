@@ -32,6 +32,8 @@ pub(crate) struct Request {
     pub(crate) mode: Mode,
     pub(crate) options: HoldOptions,
     pub(crate) wait_mode: WaitMode,
+    /// Whether the call has waited in this process already: then an outage does not end it.
+    pub(crate) was_held_up: bool,
 }
 
 impl Request {
@@ -286,7 +288,7 @@ impl Turns {
                 reply,
                 pending: context.background.pending.token(),
                 since: now,
-                was_queued: false,
+                was_queued: request.was_held_up,
                 tries: 0,
                 backoff: Backoff::new(),
             });

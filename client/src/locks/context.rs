@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use crate::background::{Background, task};
-use crate::locks::{Owner, Table, Target, Watchdog, watchdog};
+use crate::locks::{Hold, Owner, Table, Target, Watchdog, watchdog};
 use crate::topology::Router;
 use crate::wire::Listener;
 
@@ -65,13 +65,15 @@ impl Context {
         })
     }
 
-    /// Whether this owner waits in a server's queue.
-    pub(super) fn is_queued(&self, target: &Target) -> bool {
+    /// How far the owner of a kept lock has come; `None` while its call has no answer.
+    pub(super) fn state_of(&self, target: &Target) -> Option<Asks> {
         self.table.with(|state| {
             let slot = state.slot(target);
+            let hold = state.hold(slot).cloned();
             let is_queued = state.call_at(slot).is_some_and(|(_, call)| call.was_queued);
             state.tidy(slot);
-            is_queued
+            hold.map(Asks::Holds)
+                .or(is_queued.then_some(Asks::IsQueued))
         })
     }
 
@@ -80,4 +82,10 @@ impl Context {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         Owner::new(&self.settings.id, number)
     }
+}
+
+/// See [`Context::state_of`].
+pub(super) enum Asks {
+    IsQueued,
+    Holds(Arc<Hold>),
 }

@@ -13,11 +13,12 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use smallvec::smallvec;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
+use crate::locks::context::Asks;
 use crate::locks::{Context, Held, Hold, HoldOptions, Owner, Request, Target, acquire, wanted};
 use crate::wire::{Mode, WaitMode};
 use crate::{locked, metrics};
@@ -63,6 +64,8 @@ pub(crate) struct Kept {
     /// How many are idle of all.
     idle: Arc<AtomicUsize>,
     inside: Mutex<Inside>,
+    /// A caller has got the lock from the server.
+    entered: Notify,
 }
 
 #[derive(Default)]
@@ -94,6 +97,9 @@ enum Here {
 
 struct Waiter {
     number: u64,
+    /// Whether it has waited for a hold of this process. The server was there then, and an outage
+    /// since does not end the wait.
+    was_held_up: bool,
     turn: oneshot::Sender<Turn>,
 }
 
@@ -128,6 +134,7 @@ impl Keeper {
             keeper: Arc::downgrade(self),
             idle: Arc::clone(&self.idle),
             inside: Mutex::default(),
+            entered: Notify::new(),
         });
         stock.locks.insert(key, Arc::downgrade(&kept));
         kept
@@ -218,21 +225,23 @@ impl Kept {
             Found::Held(held) => return Ok(held),
             Found::AskBeside => {
                 let owner = context.owner().of_kept();
-                return self.ask(context, owner, wait_mode).await;
+                return self.ask(context, owner, wait_mode, false).await;
             }
             Found::Ask(asking) => asking,
-            Found::Wait(mut waiting) => match waiting.turn(context, wait_mode).await {
-                Ok(Turn::Ask(asking)) => asking,
-                other => {
+            Found::Wait(mut waiting) => {
+                let turn = waiting.turn(context, wait_mode).await;
+                // A wait that goes on at the server is measured there.
+                if !matches!(turn, Ok(Turn::Ask(_))) {
                     metrics::waited(waiting.since);
-                    match other? {
-                        Turn::Yours(held) => return Ok(held),
-                        Turn::Ask(asking) => asking,
-                    }
                 }
-            },
+                match turn? {
+                    Turn::Yours(held) => return Ok(held),
+                    Turn::Ask(asking) => asking,
+                }
+            }
         };
-        let held = self.ask(context, asking.owner.clone(), wait_mode).await?;
+        let (owner, was_held_up) = (asking.owner.clone(), asking.was_held_up);
+        let held = self.ask(context, owner, wait_mode, was_held_up).await?;
         Ok(asking.entered(context, held))
     }
 
@@ -241,6 +250,7 @@ impl Kept {
         context: &Arc<Context>,
         owner: Owner,
         wait_mode: WaitMode,
+        was_held_up: bool,
     ) -> Result<Held, Error> {
         let request = Request {
             owner,
@@ -248,6 +258,7 @@ impl Kept {
             mode: Mode::Plain,
             options: self.key.options,
             wait_mode,
+            was_held_up,
         };
         let helds = acquire::acquire(context, request).await?;
         helds.into_iter().next().ok_or_else(Error::shut_down)
@@ -266,14 +277,17 @@ impl Kept {
             self.leaves();
             inside = self.inside();
         }
-        // The guard does not know yet that it has lost it.
-        if matches!(&inside.here, Here::Used(hold) if hold.is_over(now)) {
-            inside.here = Here::Away;
-        }
-        match &inside.here {
+        // The guard does not know yet that it has lost it. Earlier callers go first.
+        let is_lost = matches!(&inside.here, Here::Used(hold) if hold.is_over(now));
+        let gone = is_lost.then(|| self.next_asks(&mut inside, context));
+        let found = match &inside.here {
             Here::Used(hold) if !wait_mode.waits() => {
                 hold.is_wanted_here();
                 Err(not_acquired(hold, now))
+            }
+            // The server might let a try pass the callers that wait here.
+            Here::Asked(_) if !wait_mode.waits() && inside.has_line() => {
+                Err(Error::not_acquired(Some(Duration::ZERO)))
             }
             Here::Asked(_) if !wait_mode.waits() => Ok(Found::AskBeside),
             Here::Used(hold) => {
@@ -281,15 +295,25 @@ impl Kept {
                 Ok(Found::Wait(self.wait(&mut inside)))
             }
             Here::Asked(_) => Ok(Found::Wait(self.wait(&mut inside))),
-            Here::Away | Here::Idle { .. } => Ok(Found::Ask(self.asks(&mut inside, context))),
-        }
+            Here::Away | Here::Idle { .. } => {
+                Ok(Found::Ask(self.asks(&mut inside, context, false)))
+            }
+        };
+        drop(inside);
+        drop(gone);
+        found
     }
 
     fn wait(self: &Arc<Self>, inside: &mut Inside) -> Waiting {
         inside.waiters = inside.waiters.saturating_add(1);
         let (turn, told) = oneshot::channel();
         let number = inside.waiters;
-        inside.line.push_back(Waiter { number, turn });
+        let was_held_up = matches!(inside.here, Here::Used(_));
+        inside.line.push_back(Waiter {
+            number,
+            was_held_up,
+            turn,
+        });
         Waiting {
             kept: Arc::clone(self),
             number,
@@ -299,20 +323,20 @@ impl Kept {
     }
 
     /// One of the callers asks the server from now on.
-    fn asks(self: &Arc<Self>, inside: &mut Inside, context: &Context) -> Asking {
+    fn asks(self: &Arc<Self>, inside: &mut Inside, context: &Context, was_held_up: bool) -> Asking {
         let owner = context.owner().of_kept();
         inside.here = Here::Asked(owner.clone());
         Asking {
             kept: Arc::clone(self),
             context: context.this.clone(),
             owner,
+            was_held_up,
         }
     }
 
     /// Whether somebody waits here.
     pub(super) fn has_line(&self) -> bool {
-        let inside = self.inside();
-        inside.line.iter().any(|waiter| !waiter.turn.is_closed())
+        self.inside().has_line()
     }
 
     /// A guard gives the lock back: whether it stays here.
@@ -374,7 +398,7 @@ impl Kept {
             if waiter.turn.is_closed() {
                 continue;
             }
-            let asking = self.asks(inside, context);
+            let asking = self.asks(inside, context, waiter.was_held_up);
             match waiter.turn.send(Turn::Ask(asking)) {
                 Ok(()) => break,
                 // Its end lets the next one ask.
@@ -464,33 +488,60 @@ impl Kept {
         };
         let mut unanswered = None;
         loop {
-            let look = Instant::now().checked_add(context.router.response_timeout);
-            let is_to_come = |deadline: &Instant| *deadline > Instant::now();
-            let next = look.into_iter().chain(deadline.filter(is_to_come)).min();
-            match next {
-                Some(next) => sleep_until(next).await,
-                None => std::future::pending().await,
-            }
-            let is_late = deadline.is_some_and(|deadline| deadline <= Instant::now());
+            // Listens before it looks: a call that gets the lock in between is heard of.
+            let mut entered = pin!(self.entered.notified());
+            entered.as_mut().enable();
+            let now = Instant::now();
+            let is_late = deadline.is_some_and(|deadline| deadline <= now);
+            let asks = match &self.inside().here {
+                Here::Used(hold) if is_late => return not_acquired(hold, now),
+                Here::Asked(owner) => Some(owner.clone()),
+                Here::Used(_) | Here::Away | Here::Idle { .. } => None,
+            };
             let before = unanswered.take();
-            match &self.inside().here {
-                Here::Used(hold) if is_late => return not_acquired(hold, Instant::now()),
-                Here::Asked(owner) => unanswered = Some(owner.clone()),
-                Here::Used(_) | Here::Away | Here::Idle { .. } => {}
+            if let Some(owner) = asks {
+                let (name, mode) = (Arc::clone(&self.key.name), Mode::Plain);
+                match context.state_of(&Target {
+                    name,
+                    owner: owner.clone(),
+                    mode,
+                }) {
+                    Some(Asks::Holds(hold)) if is_late => return not_acquired(&hold, now),
+                    Some(Asks::IsQueued) if is_late => {
+                        return Error::not_acquired(Some(Duration::ZERO));
+                    }
+                    Some(_) => {}
+                    None if before
+                        .as_ref()
+                        .is_some_and(|(one, since): &(Owner, Instant)| {
+                            *one == owner && since.elapsed() >= context.router.response_timeout
+                        }) =>
+                    {
+                        let busy = "the server has not answered a call before this";
+                        let trouble = context.router.trouble();
+                        return trouble.unwrap_or_else(|| Error::unavailable(busy));
+                    }
+                    None => {
+                        let since = before.filter(|(one, _)| *one == owner);
+                        unanswered = Some(since.unwrap_or((owner, now)));
+                    }
+                }
             }
-            unanswered.take_if(|owner| {
-                let (name, owner, mode) = (Arc::clone(&self.key.name), owner.clone(), Mode::Plain);
-                context.is_queued(&Target { name, owner, mode })
-            });
-            if unanswered.is_some() && unanswered == before {
-                let busy = "the server has not answered a call before this";
-                let trouble = context.router.trouble();
-                return trouble.unwrap_or_else(|| Error::unavailable(busy));
-            }
-            if is_late && unanswered.is_none() {
-                return Error::not_acquired(Some(Duration::ZERO));
+            let look = now.checked_add(context.router.response_timeout);
+            let to_come = deadline.filter(|_| !is_late);
+            let next = look.into_iter().chain(to_come).min().unwrap_or(now);
+            tokio::select! {
+                () = sleep_until(next) => {}
+                () = entered => {}
             }
         }
+    }
+}
+
+impl Inside {
+    /// Whether a caller waits here.
+    fn has_line(&self) -> bool {
+        self.line.iter().any(|waiter| !waiter.turn.is_closed())
     }
 }
 
@@ -554,6 +605,8 @@ struct Asking {
     kept: Arc<Kept>,
     context: Weak<Context>,
     owner: Owner,
+    /// See [`Waiter::was_held_up`].
+    was_held_up: bool,
 }
 
 impl Asking {
@@ -569,7 +622,12 @@ impl Asking {
             return taken;
         }
         inside.here = Here::Used(Arc::clone(&hold));
+        for waiter in &mut inside.line {
+            waiter.was_held_up = true;
+        }
         drop(inside);
+        // Callers whose time is up can be told who keeps them out.
+        lock.entered.notify_waiters();
         let background = &context.background;
         let watching = watch(
             self.context.clone(),

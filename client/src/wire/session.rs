@@ -121,6 +121,17 @@ impl State {
         self.present.is_some() && self.broken.is_none() && matches!(self.bound, Some(Ok(_)))
     }
 
+    /// How the first try has ended. An answer that is only late does not end it.
+    fn tried(&self) -> Option<Result<(), Error>> {
+        let until = self.present.as_ref().and_then(|present| present.until());
+        let is_heard = until.is_some_and(|until| Instant::now() < until);
+        match (&self.broken, &self.bound) {
+            (Some(error), _) if !is_heard => Some(Err(error.clone())),
+            (_, Some(bound)) if self.present.is_some() => Some(bound.clone().map(|_| ())),
+            _ => None,
+        }
+    }
+
     fn trouble(&self) -> Option<Error> {
         let unbound = || self.bound.as_ref()?.as_ref().err();
         self.broken.as_ref().or_else(unbound).cloned()
@@ -219,14 +230,9 @@ impl Session {
     /// Waits until the first try to reach the server has ended: the error, if it failed.
     pub(crate) async fn tried(&self) -> Result<(), Error> {
         let mut changes = self.state.subscribe();
-        let is_tried = |state: &State| {
-            state.broken.is_some() || state.present.is_some() && state.bound.is_some()
-        };
         // The sender is `self`: there is no other end to this.
-        let trouble = changes.wait_for(is_tried).await.ok();
-        trouble
-            .and_then(|state| state.trouble())
-            .map_or(Ok(()), Err)
+        let tried = changes.wait_for(|state| state.tried().is_some()).await.ok();
+        tried.and_then(|state| state.tried()).unwrap_or(Ok(()))
     }
 
     /// Waits until the server answers.
@@ -331,6 +337,8 @@ pub(super) struct Listening {
     seq: u64,
     /// When the last call was sent that was answered in this life, with all that there was to tell.
     told: Option<Instant>,
+    /// Whether the last answer was late: the next call then confirms the session at once.
+    was_late: bool,
     /// How late the answers come. Where the way is long each of them would be overdue.
     late: Duration,
 }
@@ -354,6 +362,7 @@ pub(crate) async fn run(connector: Connector, session: Arc<Session>, listener: W
         life: 0,
         seq: 0,
         told: None,
+        was_late: false,
         late: Duration::ZERO,
     };
     let mut connection = listening.attach(None).await;
@@ -367,7 +376,7 @@ impl Listening {
     /// Calls until a call fails; or is overdue, and may be answered yet.
     async fn listen(&mut self, mut connection: Connection) -> Option<Asked> {
         let longest = wait_in(self.session.grace);
-        let (mut at_once, mut was_late) = (false, false);
+        let (mut at_once, mut was_late) = (false, std::mem::take(&mut self.was_late));
         let mut pauses = Backoff::new();
         loop {
             // At once after a silence that was too long, and when an answer was late, which says
@@ -500,7 +509,10 @@ impl Listening {
                         let old = overdue.take();
                         let old = old.filter(|old| self.answered(old.sent, answer));
                         match old {
-                            Some(old) => return old.connection,
+                            Some(old) => {
+                                self.was_late = true;
+                                return old.connection;
+                            }
                             None => continue,
                         }
                     }

@@ -84,8 +84,6 @@ pub(crate) struct Identity<'a> {
     /// Which server, and its how manieth life.
     pub(crate) run_id: (u64, u64),
     pub(crate) is_replica: bool,
-    /// Whether it knows no `WANTED` yet.
-    pub(crate) is_older: bool,
     pub(crate) connections: &'a Connections,
     /// In a cluster.
     pub(crate) membership: Option<&'a Membership>,
@@ -133,9 +131,6 @@ pub(crate) fn carry_out(
         return Reply::Now(error(
             "READONLY You can't write against a read only replica.",
         ));
-    }
-    if who.is_older && rest.iter().any(|arg| **arg == *b"WANTED") {
-        return Reply::Now(error("ERR unknown option 'WANTED'"));
     }
     if name.starts_with("RLOCK.") {
         let refused = |refusal| match refusal {

@@ -64,7 +64,6 @@ struct Inner {
     stats: Cell<Stats>,
     grant_delay_ms: Cell<i64>,
     is_busy: Cell<bool>,
-    is_older: Cell<bool>,
     replication: Replication,
     /// If it is a node of a cluster.
     membership: RefCell<Option<Membership>>,
@@ -160,7 +159,6 @@ impl Server {
             stats: Cell::default(),
             grant_delay_ms: Cell::new(0),
             is_busy: Cell::new(false),
-            is_older: Cell::new(false),
             replication: Replication::default(),
             membership: RefCell::default(),
             observer: RefCell::default(),
@@ -226,12 +224,6 @@ impl Server {
         self.inner.is_busy.set(true);
         let chance = self.inner.chance.clone();
         self.inner.engine.borrow_mut().strain(chance);
-    }
-
-    /// From now on it is as of version 0.1.0, before `WANTED`: it refuses a command with it. So
-    /// what a client of today does at a server that was not upgraded yet can be tested.
-    pub fn be_of_version_0_1(&self) {
-        self.inner.is_older.set(true);
     }
 
     /// Deletes a key, as `DEL` by somebody else: whoever holds that lock has lost it.
@@ -558,7 +550,6 @@ impl Inner {
         let who = Identity {
             run_id: (self.id, self.lives.get()),
             is_replica: self.is_replica(),
-            is_older: self.is_older.get(),
             connections: &self.connections,
             membership: membership.as_ref(),
         };

@@ -237,7 +237,8 @@ fn a_guard_of_several_and_a_newer_one_do_not_live_off_one_hold() {
                 return;
             };
             hosts[1].set_latency(ms(0));
-            anew.unlock().await.unwrap();
+            // Lost, if the word of the deletion came only now.
+            let _ = anew.unlock().await;
             sleep(Duration::from_secs(30)).await;
             if !both.is_lost() && server.holders("a").is_empty() {
                 let third = one.lock("a").try_lock().await.expect("it is free");
@@ -311,10 +312,10 @@ fn a_dropped_wait_to_write_takes_nothing_from_a_newer_writer() {
     );
 }
 
-/// A grant was heard late, and its confirmation is not answered; asked for again beside another
-/// call of the owner that has begun meanwhile, it is entered twice.
+/// A grant was heard too late, so it is asked for again, and no answer comes to that; another call
+/// of the owner begins meanwhile. Both together are one hold, and it ends with the second guard.
 #[test]
-fn a_grant_that_cannot_be_confirmed_is_not_entered_twice() {
+fn a_grant_that_is_asked_for_again_is_not_entered_twice() {
     let mut failed = Vec::new();
     for after in 0..30 {
         rlock_test::run(1, async |network| {
@@ -323,21 +324,22 @@ fn a_grant_that_cannot_be_confirmed_is_not_entered_twice() {
             let builder = Client::builder().grace(Duration::from_secs(20));
             let client = connect(&host, builder).await;
             let scope = client.scope();
-            let renewals = std::rc::Rc::new(std::cell::Cell::new(0));
-            let seen = std::rc::Rc::clone(&renewals);
-            server.observe(move |line| seen.set(seen.get() + usize::from(line.contains("RENEW"))));
+            let asked = std::rc::Rc::new(std::cell::Cell::new(0));
+            let seen = std::rc::Rc::clone(&asked);
+            server
+                .observe(move |line| seen.set(seen.get() + usize::from(line.contains("ACQUIRE"))));
             let lock = scope.lock("orders").lease(Duration::from_secs(3));
             let call = || {
                 let lock = lock.clone();
                 tokio::task::spawn_local(async move { lock.lock().await })
             };
-            // The answer is old when it comes, so the grant is confirmed; no answer comes to that.
+            // The answer is too old when it comes.
             host.cut(ADDRESS, rlock_test::Direction::ToHost);
             let first = call();
             sleep(ms(1_200)).await;
             host.set_latency(ms(5));
             host.mend(ADDRESS);
-            while renewals.get() == 0 {
+            while asked.get() < 2 {
                 sleep(ms(1)).await;
             }
             host.cut(ADDRESS, rlock_test::Direction::ToHost);
@@ -358,8 +360,8 @@ fn a_grant_that_cannot_be_confirmed_is_not_entered_twice() {
     assert!(failed.is_empty(), "a hold is left behind: {failed:?}");
 }
 
-/// One of several locks is deleted, and taken anew together with one that is free and one that
-/// is held: that is not seen to be a loss, so the old guard's MRELEASE takes the new guard's.
+/// One of several locks is deleted, and a new guard takes it together with one that is free and
+/// one that is held. Giving the old guard back must not free what the new one counts on.
 #[test]
 fn a_guard_of_several_that_lost_one_takes_nothing_from_a_newer_one() {
     let mut failed = Vec::new();
@@ -376,15 +378,11 @@ fn a_guard_of_several_that_lost_one_takes_nothing_from_a_newer_one() {
                 return;
             }
             drop(old);
-            for _ in 0..400 {
-                sleep(ms(2)).await;
-                if server.holders("b").is_empty() && !new.is_lost() {
-                    let third = one.lock("b").try_lock().await.expect("it is free");
-                    if !new.is_lost() {
-                        failed.push((seed, new.valid_for(), third.valid_for()));
-                    }
-                    return;
-                }
+            // Until the word of the deletion comes, the new guard counts on the deleted hold.
+            sleep(ms(1_000)).await;
+            if !new.is_lost() && server.holders("b").is_empty() {
+                let third = one.lock("b").try_lock().await.expect("it is free");
+                failed.push((seed, new.valid_for(), third.valid_for()));
             }
         });
     }

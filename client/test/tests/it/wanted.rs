@@ -79,28 +79,6 @@ fn after_a_failover_the_new_primary_is_asked() -> Result<(), Error> {
     })
 }
 
-/// With `WANTED` an older server refuses a renewal, and the hold is there all the same.
-#[test]
-fn a_guard_that_listens_outlives_an_upgrade_that_is_undone() -> Result<(), Error> {
-    rlock_test::run(3, async |network| {
-        let server = network.server("one:6379");
-        let client = connect(&network).await?;
-        let guard = client.lock("a").lock().await?;
-        assert!(timeout(Duration::ZERO, guard.wanted()).await.is_err());
-        sleep(ms(500)).await;
-        server.crash(false);
-        server.be_of_version_0_1();
-        server.restart();
-        let wanted = guard.wanted().await;
-        assert!(wanted.expect_err("nobody will tell").is_refused());
-        sleep(Duration::from_secs(60)).await;
-        assert!(!guard.is_lost());
-        let kept = client.lock("b").keep(ms(1_000)).lock().await;
-        assert!(kept.expect_err("it could not be heard of").is_refused());
-        guard.unlock().await
-    })
-}
-
 /// Word of the loss comes before the answer that brings the grant. Until the server has said so
 /// once more, the next caller would be given what somebody else has by now.
 #[test]
@@ -135,37 +113,5 @@ fn a_kept_lock_whose_loss_was_told_ahead_is_not_handed_on() -> Result<(), Error>
         }
         host.mend("one:6379");
         others.unlock().await
-    })
-}
-
-/// Nobody listened then; the refusal is that of a server which has been replaced since.
-#[test]
-fn a_guard_is_not_told_later_that_a_former_server_was_older() -> Result<(), Error> {
-    rlock_test::run(1, async |network| {
-        let primary = network.server("one:6379");
-        let replica = network.replica("two:6379", &primary);
-        replica.be_of_version_0_1();
-        let sentinel = network.sentinel("sentinel:26379", "orders");
-        sentinel.set_primary("one:6379");
-        let settings = Client::builder()
-            .dial(network.host().dial())
-            .grace(ms(20_000))
-            .sentinels(["redis://sentinel"]);
-        let client = settings.connect("redis://orders").await?;
-        let guard = client.lock("k").lock().await?;
-        assert!(timeout(Duration::ZERO, guard.wanted()).await.is_err());
-        sleep(ms(2_000)).await;
-        replica.promote();
-        primary.replicate(&replica);
-        sentinel.set_primary("two:6379");
-        sleep(ms(30_000)).await;
-        primary.promote();
-        replica.replicate(&primary);
-        sentinel.set_primary("one:6379");
-        sleep(ms(60_000)).await;
-        assert!(!guard.is_lost());
-        let wanted = timeout(ms(5_000), guard.wanted()).await;
-        assert!(wanted.is_err(), "{wanted:?}, and the server knows the word");
-        guard.unlock().await
     })
 }
