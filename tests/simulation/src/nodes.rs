@@ -40,6 +40,8 @@ pub(crate) struct Nodes {
     moves: RefCell<Vec<usize>>,
     /// When a node was last replaced that may have had more than its replica.
     lost: Cell<Option<Instant>>,
+    /// So many nodes were replaced, and go on without knowing it.
+    former_go_on: Cell<usize>,
     /// Whether a replica took a node's place that had less than another.
     has_overtaken: Cell<bool>,
     /// Whether a slot moved from or to a node that was being replaced: replicas of the one have
@@ -80,6 +82,7 @@ impl Nodes {
             replaces: RefCell::default(),
             moves: RefCell::default(),
             lost: Cell::default(),
+            former_go_on: Cell::default(),
             has_overtaken: Cell::default(),
             has_moved_meanwhile: Cell::default(),
             stood: RefCell::default(),
@@ -106,22 +109,19 @@ impl Nodes {
 
     /// Whether a guard of this client may yet count on what was lost with a node, and does not know
     /// of it: what a replica has acknowledged is not lost, unless another took the place that had
-    /// less.
+    /// less. While a former node goes on, nothing tells its clients that it was replaced.
     pub(crate) fn excuses(&self, client: usize, given_back: Option<Duration>) -> bool {
         let Some((lost, setup)) = self.lost.get().zip(self.clients.get(client)) else {
             return false;
         };
-        let knows = ASKED_EVERY * 2
-            + self.latency * 50
-            + setup.grace * 2
-            + setup.response_timeout * 4
-            + SLACK;
+        let knows = self.latency * 50 + setup.grace * 2 + setup.response_timeout * 4 + SLACK;
         let stood = self.stood.borrow();
         let since = stood.get(&client).map_or(lost, |still| lost.max(*still));
         let copies = usize::try_from(setup.copies).unwrap_or_default();
         let has_all = !self.has_overtaken.get() || copies >= self.servers.len() / self.count - 1;
         let is_kept = setup.acknowledged.is_some() && has_all && !self.has_moved_meanwhile.get();
-        given_back.is_some_and(|since| since <= knows) || !is_kept && since.elapsed() <= knows
+        let is_learning = self.former_go_on.get() > 0 || since.elapsed() <= knows;
+        given_back.is_some_and(|since| since <= knows) || !is_kept && is_learning
     }
 
     /// A client is no longer cut off from a node. If it knew no other, it had nobody to ask.
@@ -243,8 +243,10 @@ impl Nodes {
             }
             Old::Follows => become_replica(&old, new),
             Old::GoesOn => {
+                self.former_go_on.set(self.former_go_on.get() + 1);
                 sleep(failover.lasts).await;
                 become_replica(&old, new);
+                self.former_go_on.set(self.former_go_on.get() - 1);
             }
             Old::Dies => {
                 sleep(failover.lasts).await;
@@ -271,9 +273,6 @@ impl Nodes {
 
 /// So often a step of a move is tried again, while a node is away.
 const TRIED_AGAIN: Duration = Duration::from_millis(50);
-
-/// So often a client asks who serves what, if nobody says that something has moved.
-const ASKED_EVERY: Duration = Duration::from_secs(5);
 
 /// How far timers are off.
 const SLACK: Duration = Duration::from_millis(500);
