@@ -30,6 +30,8 @@ use redis::RedisError;
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
+    /// Decisions are made by this and the kind, never by the text.
+    code: Code,
     detail: Cow<'static, str>,
     lease_left: Option<Duration>,
     /// What it came from, which the text says.
@@ -104,7 +106,8 @@ impl Error {
         /// Whether the server refused the command, such as for a lease of zero or a key that holds
         /// another type. The message is the server's. Several locks without a name are not asked
         /// for, nor is anything for an [`Owner`](crate::Owner) of another client, or with
-        /// [settings](crate::ClientBuilder) that are out of their bounds.
+        /// [settings](crate::ClientBuilder) that can never work: out of their bounds, a URL or a
+        /// certificate that cannot be read, a feature of the crate that is missing.
         is_refused: Refused;
 
         /// Whether the lock was granted but not enough replicas, or disks, acknowledged that in
@@ -127,10 +130,10 @@ impl Error {
         self.lease_left
     }
 
-    /// An error that says this, with the code word of the server in front if it is the server's.
     pub(crate) fn new(kind: ErrorKind, detail: impl Into<Cow<'static, str>>) -> Self {
         Self {
             kind,
+            code: Code::None,
             detail: detail.into(),
             lease_left: None,
             cause: None,
@@ -203,12 +206,8 @@ impl Error {
 
     /// Not sent: the session is attached to another server than the commands go to just now.
     pub(crate) fn elsewhere() -> Self {
-        Self::unavailable(ELSEWHERE)
-    }
-
-    /// Whether it was not sent, since the commands go to another server than the session.
-    pub(crate) fn is_elsewhere(&self) -> bool {
-        *self.detail == *ELSEWHERE
+        let detail = "the session is attached to another server";
+        Self::unavailable(detail).with_code(Code::Elsewhere)
     }
 
     /// No sentinel said where the primary is, and each of them why not: there is at least one. Only
@@ -247,7 +246,7 @@ impl Error {
     /// it has no memory passes.
     pub(crate) fn is_final(&self) -> bool {
         let refused = self.is_refused() || self.is_module_not_loaded();
-        refused && !self.has_code("OOM")
+        refused && self.code != Code::OutOfMemory
     }
 
     pub(crate) fn no_reply(cause: Option<RedisError>) -> Self {
@@ -262,50 +261,40 @@ impl Error {
 
     /// The text of an error of the server, with its code word in front.
     pub(crate) fn from_text(text: &str) -> Self {
-        let (code, details) = text.split_once(' ').unwrap_or((text, ""));
-        let kind = match code {
-            "DEADLOCK" => ErrorKind::Deadlock,
-            "NOTHELD" => ErrorKind::Lost,
+        let (word, details) = text.split_once(' ').unwrap_or((text, ""));
+        let known = CODES.iter().find(|(known, ..)| *known == word);
+        let (code, kind) = known.map_or((Code::None, ErrorKind::Refused), |(_, code, kind)| {
+            (*code, *kind)
+        });
+        // The server has no code words of its own for these two.
+        let kind = match word {
             "ERR" if details.starts_with("unknown command") => ErrorKind::ModuleNotLoaded,
             "ERR" if details.starts_with("max number of clients") => ErrorKind::Unavailable,
-            // It has not carried the command out and may do so later.
-            "READONLY" | "NOSESSION" | "TAKENOVER" | "STALE" | "SESSIONSFULL" | "LOADING"
-            | "BUSY" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "UNBLOCKED" | "NOREPLICAS"
-            | "MISCONF" => ErrorKind::Unavailable,
-            _ => ErrorKind::Refused,
+            _ => kind,
         };
-        Self::new(kind, text.to_owned())
+        Self::new(kind, text.to_owned()).with_code(code)
     }
 
-    /// Whether that is the code word of the server's error.
-    pub(crate) fn has_code(&self, code: &str) -> bool {
-        self.detail.split(' ').next() == Some(code)
+    fn with_code(self, code: Code) -> Self {
+        Self { code, ..self }
     }
 
-    /// In which words the server refused the command, if it did.
-    pub(crate) fn refusal(&self) -> Option<&str> {
-        self.is_refused().then_some(&*self.detail)
+    pub(crate) fn code(&self) -> Code {
+        self.code
     }
 
-    /// The same; if it sends us to another node, then as that of nodes that keep doing so: nobody
-    /// has carried the command out.
+    /// Where the server sends the command, in its words, if it did.
+    pub(crate) fn redirect(&self) -> Option<&str> {
+        matches!(self.code, Code::Moved | Code::Ask).then_some(&*self.detail)
+    }
+
+    /// An error with which nodes send a command on: to its caller it says that none of them has
+    /// carried the command out.
     pub(crate) fn misdirected(mut self) -> Self {
-        if self.has_code("MOVED") || self.has_code("ASK") {
+        if self.redirect().is_some() {
             self.kind = ErrorKind::Unavailable;
         }
         self
-    }
-
-    /// Whether the command has reached a server that does not serve its lock, or not yet.
-    pub(crate) fn is_misdirection(&self) -> bool {
-        let codes = ["READONLY", "MOVED", "ASK"];
-        codes.iter().any(|code| self.has_code(code)) || self.is_try_again()
-    }
-
-    /// Whether the server said that the command may be carried out in a moment, here or elsewhere:
-    /// the lock is on its way to another node, or the cluster has lost one.
-    pub(crate) fn is_try_again(&self) -> bool {
-        self.has_code("TRYAGAIN") || self.has_code("CLUSTERDOWN")
     }
 
     pub(crate) fn no_cluster() -> Self {
@@ -392,8 +381,65 @@ impl fmt::Display for LostReason {
     }
 }
 
-/// What a command is told that was not sent: see [`Error::elsewhere`].
-const ELSEWHERE: &str = "NOSESSION the session is attached to another server";
+/// What the crate decides by, of a server's error or its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Code {
+    /// None that matters.
+    None,
+    /// The lock's slot is at another node, or its key is for now.
+    Moved,
+    Ask,
+    /// The slot is on its way, or the cluster has lost a node: the command may be carried out soon.
+    TryAgain,
+    /// The server is a replica.
+    ReadOnly,
+    /// The server does not know the session, or not on this connection.
+    NoSession,
+    /// A newer connection of the session is there.
+    Stale,
+    /// The session is attached to another server than the command would go to: it was not sent.
+    Elsewhere,
+    NotHeld,
+    OutOfMemory,
+}
+
+impl Code {
+    /// Whether the command has reached a server that does not serve its lock, or not yet.
+    pub(crate) fn is_misdirection(self) -> bool {
+        matches!(
+            self,
+            Self::ReadOnly | Self::Moved | Self::Ask | Self::TryAgain
+        )
+    }
+
+    /// Whether the session is not there, or not where the command would go.
+    pub(crate) fn is_without_session(self) -> bool {
+        matches!(self, Self::NoSession | Self::Elsewhere)
+    }
+}
+
+/// The server's code words; others say that it refuses the command. Of `Unavailable` it has not
+/// carried the command out, and may do so later.
+const CODES: &[(&str, Code, ErrorKind)] = &[
+    ("DEADLOCK", Code::None, ErrorKind::Deadlock),
+    ("NOTHELD", Code::NotHeld, ErrorKind::Lost),
+    ("MOVED", Code::Moved, ErrorKind::Refused),
+    ("ASK", Code::Ask, ErrorKind::Refused),
+    ("OOM", Code::OutOfMemory, ErrorKind::Refused),
+    ("READONLY", Code::ReadOnly, ErrorKind::Unavailable),
+    ("NOSESSION", Code::NoSession, ErrorKind::Unavailable),
+    ("STALE", Code::Stale, ErrorKind::Unavailable),
+    ("TRYAGAIN", Code::TryAgain, ErrorKind::Unavailable),
+    ("CLUSTERDOWN", Code::TryAgain, ErrorKind::Unavailable),
+    ("TAKENOVER", Code::None, ErrorKind::Unavailable),
+    ("SESSIONSFULL", Code::None, ErrorKind::Unavailable),
+    ("LOADING", Code::None, ErrorKind::Unavailable),
+    ("BUSY", Code::None, ErrorKind::Unavailable),
+    ("MASTERDOWN", Code::None, ErrorKind::Unavailable),
+    ("UNBLOCKED", Code::None, ErrorKind::Unavailable),
+    ("NOREPLICAS", Code::None, ErrorKind::Unavailable),
+    ("MISCONF", Code::None, ErrorKind::Unavailable),
+];
 
 #[cfg(test)]
 mod tests {

@@ -14,6 +14,7 @@ use dial::{Pushes, Socket};
 
 // Where the server is, if sentinels say so.
 mod sentinel;
+use sentinel::Sentinel;
 pub(crate) mod sentinel_watch;
 
 // The two connections to a server.

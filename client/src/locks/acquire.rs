@@ -10,7 +10,7 @@ use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::backoff::Backoff;
-use crate::error::Error;
+use crate::error::{Code, Error};
 use crate::locks::table::{Turn, Unsettled};
 use crate::locks::{
     Aim, Call, CallId, Context, CountsOn, Grant, Held, Hold, HoldOptions, Owner, Phase, SlotId,
@@ -589,8 +589,8 @@ impl Context {
                 return Next::Nothing;
             };
             let is_late = !call.was_queued && call.since.elapsed() >= timeout;
-            let is_sent_on = error.has_code("MOVED") || error.has_code("ASK");
-            if error.has_code("NOSESSION") && !error.is_elsewhere() && !is_late {
+            let is_sent_on = error.redirect().is_some();
+            if error.code() == Code::NoSession && !is_late {
                 return Next::WithSession;
             }
             if is_sent_on && self.router.are_several() && !is_late {
@@ -601,7 +601,7 @@ impl Context {
                 };
             }
             let passes = error.is_unavailable()
-                && (call.was_queued || error.is_elsewhere() || error.is_try_again());
+                && (call.was_queued || matches!(error.code(), Code::Elsewhere | Code::TryAgain));
             if passes && !is_late {
                 return Next::Pause;
             }
@@ -650,7 +650,7 @@ impl Context {
             }
             What::TimedOut { lease_left } => Next::Fail(Error::not_acquired(*lease_left)),
             What::Left => Next::Ask(None),
-            What::Failed(error) if error.has_code("MOVED") => {
+            What::Failed(error) if error.code() == Code::Moved => {
                 self.router.request_refresh();
                 Next::Ask(None)
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use redis::{Cmd, Value};
 use tokio::sync::oneshot;
 
-use crate::error::{Error, LostReason};
+use crate::error::{Code, Error, LostReason};
 use crate::locks::{Context, Hold};
 use crate::wire::reply::{read_by, read_count};
 use crate::wire::{Manner, Outcome, Request, request};
@@ -18,7 +18,7 @@ pub(crate) async fn call(context: &Context, hold: &Hold, command: &Cmd) -> Resul
     let guarded = request::guard(target.subject(), hold.token, command);
     let reply = once(context, &target.name, guarded).await;
     read_by(reply, |reply| Some(reply.clone())).inspect_err(|error| {
-        if error.has_code(request::NOT_HELD) {
+        if error.code() == Code::NotHeld {
             hold.mark_gone(LostReason::NotHeld);
         }
     })

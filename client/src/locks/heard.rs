@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use tokio::time::{Instant, sleep};
 
-use crate::error::Error;
+use crate::error::{Code, Error};
 use crate::locks::acquire::Next;
 use crate::locks::{CallId, Context, Hold, Phase, State, renew};
 use crate::topology::{Moves, slot_of};
@@ -53,7 +53,7 @@ impl Listener for Context {
             return route.node.link.send(request);
         }
         let name = Arc::clone(&request.expected.name);
-        if error.is_elsewhere() && !self.router.is_home(session, &name) {
+        if error.code() == Code::Elsewhere && !self.router.is_home(session, &name) {
             return self.router.home(&name).link.send(request.asking(false));
         }
         // Nobody knows yet, or two that have not yet heard of a move send it to each other.

@@ -61,7 +61,7 @@ pub(crate) fn ask(
             let told = outcome.await.unwrap_or_else(|_| Err(Error::shut_down()));
             match told {
                 // The session connection has broken, and is there again in a moment.
-                Err(error) if error.has_code("NOSESSION") && since.elapsed() < timeout => {
+                Err(error) if error.code().is_without_session() && since.elapsed() < timeout => {
                     sleep(pauses.next()).await;
                 }
                 told => return told,
@@ -192,7 +192,7 @@ fn follow_up(
             }
         }
         Err(error) if error.is_lost() => {}
-        Err(error) if error.has_code("NOSESSION") => {
+        Err(error) if error.code().is_without_session() => {
             context
                 .table
                 .with(|state| state.renew_with_session(hold, asked));

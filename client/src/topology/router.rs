@@ -126,7 +126,7 @@ impl Router {
         if !self.are_several() {
             return None;
         }
-        let redirect = error.refusal().and_then(Redirect::read);
+        let redirect = error.redirect().and_then(Redirect::read);
         let Some(redirect) = redirect else {
             if error.is_unanswered() {
                 self.request_refresh();

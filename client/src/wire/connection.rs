@@ -10,9 +10,9 @@ use tokio::task::unconstrained;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::ReusableBoxFuture;
 
-use crate::error::Error;
+use crate::error::{Code, Error};
 use crate::wire::reply::{is_replica, read_by};
-use crate::wire::{Address, Dialer, Pushes, Socket, request};
+use crate::wire::{Address, Dialer, Pushes, Sentinel, Socket, request};
 
 /// Opens connections to the server, wherever that is at the moment: it is looked up before each.
 /// Clones open connections of the same client.
@@ -21,7 +21,7 @@ pub(crate) struct Connector {
     /// How to connect; with sentinels its host is the name of the service.
     pub(super) server: ConnectionInfo,
     /// Those that are asked where the server is.
-    pub(crate) sentinels: Arc<[redis::Client]>,
+    pub(crate) sentinels: Arc<[Sentinel]>,
     /// What a majority of the sentinels named last, as long as that can be used.
     pub(super) agreed: Arc<Mutex<Option<Address>>>,
     pub(crate) dialer: Dialer,
@@ -77,8 +77,9 @@ impl Connector {
         let answer = answer.map_err(Error::unasked)?;
         let address: Arc<str> = client.get_connection_info().addr().to_string().into();
         if is_replica(&answer) {
-            let readonly = format!("READONLY the server at {address} is a replica");
-            return Err(Error::unavailable(readonly));
+            return Err(Error::from_text(&format!(
+                "READONLY the server at {address} is a replica"
+            )));
         }
         self.has_found(Some(Arc::clone(&address)), asked);
         if !self.latest.borrow().is(&address) {
@@ -128,7 +129,7 @@ impl Connector {
         match reached.await {
             Err(_) => false,
             Ok(Ok(there)) => before.found.is_some() && !before.is(&there.address),
-            Ok(Err(error)) if error.has_code("READONLY") => {
+            Ok(Err(error)) if error.code() == Code::ReadOnly => {
                 self.forget();
                 false
             }

@@ -9,7 +9,7 @@ use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 use tokio::sync::watch;
 
-use crate::wire::{Connector, Dialer};
+use crate::wire::{Connector, Dialer, Sentinel};
 use crate::{Error, locked, part};
 
 /// Where a node listens.
@@ -33,7 +33,7 @@ impl Connector {
         let certificates = &dialer.certificates;
         let sentinels = sentinels.iter().map(|url| {
             let info = with_port(read(url)?, url, SENTINEL_PORT);
-            certificates.client(info)
+            certificates.client(info).map(Sentinel::new)
         });
         let connector = Self {
             server: read(url)?,
@@ -116,7 +116,7 @@ impl Certificates {
         use rustls::pki_types::pem::PemObject;
 
         let unreadable = |source: redis::RedisError| {
-            Error::unavailable("the certificates or the key cannot be read").because(source)
+            Error::refused("the certificates or the key cannot be read").because(source)
         };
         // The library takes what has no certificate in it for none at all: with no roots nobody is
         // trusted, and nobody is told why. What is one and cannot be read it says itself.
@@ -153,9 +153,9 @@ fn read(url: &str) -> Result<ConnectionInfo, Error> {
     let asks_for_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
     if asks_for_tls && cfg!(not(feature = "tls")) {
         let missing = "the URL asks for TLS, which needs the crate's feature `tls`";
-        return Err(Error::unavailable(missing));
+        return Err(Error::refused(missing));
     }
-    let unreadable = |error| Error::unavailable("the URL cannot be read").because(error);
+    let unreadable = |error| Error::refused("the URL cannot be read").because(error);
     let info = url.into_connection_info().map_err(unreadable)?;
     // The server, too, learns by it that a peer has vanished, and ends its session.
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
@@ -245,7 +245,11 @@ mod tests {
         ];
         let place = place("redis://my_Service/3", &sentinels).expect("it can be read");
         assert_eq!(&*place.address().host, "my_Service");
-        let addresses: Vec<_> = place.sentinels.iter().map(shown).collect();
+        let addresses: Vec<_> = place
+            .sentinels
+            .iter()
+            .map(|one| shown(&one.client))
+            .collect();
         assert_eq!(addresses, ["one:26379", "two:1234", "::1:26379"]);
     }
 

@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
-use crate::error::Error;
+use crate::error::{Code, Error};
 use crate::wire::connection::Batch;
 use crate::wire::reply::{read_bound, read_by};
 use crate::wire::session::Answers;
@@ -310,7 +310,8 @@ impl Driver {
                     heard = count;
                 }
                 Err(error) => {
-                    let is_refused = error.has_code("NOSESSION") || error.has_code("STALE");
+                    let is_refused =
+                        error.code().is_without_session() || error.code() == Code::Stale;
                     heard = if is_refused { count } else { 0 };
                     strangers = if is_refused {
                         strangers.saturating_add(1)
@@ -533,9 +534,9 @@ impl Driver {
                 // This copy was not carried out; one before it may have been.
                 one.sent.take_if(|sent| !sent.again);
                 let request = Request { cmd, expected: one };
-                if !error.is_misdirection() {
+                if !error.code().is_misdirection() {
                     self.pause(request, error);
-                } else if error.has_code("READONLY") {
+                } else if error.code() == Code::ReadOnly {
                     // A server that has been made a replica carries nothing out: the next
                     // connection looks for the primary.
                     in_flight.is_broken = true;
@@ -585,11 +586,12 @@ impl Driver {
 fn misdirected(refusal: &redis::ServerError, manner: Manner) -> Option<Error> {
     let error = Error::from_server(refusal.code(), refusal.details());
     let is_again = match manner {
-        Manner::Asks => error.has_code("READONLY"),
-        Manner::Once => error.is_misdirection(),
+        Manner::Asks => error.code() == Code::ReadOnly,
+        Manner::Once => error.code().is_misdirection(),
         // Of a session that is not there its hold hears.
         Manner::Twice => {
-            error.is_misdirection() || error.is_unavailable() && !error.has_code("NOSESSION")
+            error.code().is_misdirection()
+                || error.is_unavailable() && error.code() != Code::NoSession
         }
     };
     is_again.then_some(error)

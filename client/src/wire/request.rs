@@ -59,9 +59,6 @@ pub(crate) struct Subject<'a> {
     pub(crate) owner: &'a str,
 }
 
-/// The code word of the answer that the owner does not hold the lock.
-pub(crate) const NOT_HELD: &str = "NOTHELD";
-
 impl Subject<'_> {
     /// `<verb> key owner [lease-ms] [READ | WRITE | PERMITS]`.
     fn cmd(&self, verb: &str, lease: Option<Duration>) -> Cmd {

@@ -1,17 +1,47 @@
-//! Asking sentinels where the primary of a service is.
+//! Asking sentinels where the primary of a service is, each on a connection that lasts.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Value, from_redis_value_ref};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::wire::{Address, Connector};
-use crate::{Error, TIMEOUT_MAX, locked};
+use crate::wire::{Address, Connector, Pushes, Socket};
+use crate::{Error, TIMEOUT_MAX, locked, part, task};
 
 /// Where the primary is, and whether more than half of all sentinels say so.
 type Named = (Address, bool);
+
+/// A sentinel, and the connection on which it answered last.
+pub(crate) struct Sentinel {
+    pub(super) client: redis::Client,
+    open: Mutex<Option<Open>>,
+}
+
+type Open = (Socket, Pushes);
+
+impl Sentinel {
+    pub(super) fn new(client: redis::Client) -> Self {
+        let open = Mutex::default();
+        Self { client, open }
+    }
+
+    /// Takes the connection, if it has not been closed: it is put back with the answer. So one that
+    /// does not answer is closed.
+    fn take(&self) -> Option<Open> {
+        let open = locked(&self.open).take();
+        open.filter(|(_, pushes)| !pushes.is_closed())
+    }
+}
+
+impl fmt::Debug for Sentinel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.client.fmt(f)
+    }
+}
 
 impl Connector {
     /// Asks all sentinels at once, each for no longer than `within`. What more than half of them
@@ -22,14 +52,18 @@ impl Connector {
     /// do not lead to and fro. Beside it, whether more than half of all that were asked say so.
     pub(super) async fn primary(&self, within: Duration, soon: Duration) -> Result<Named, Error> {
         let before = locked(&self.agreed).clone();
-        let asked = self.sentinels.iter().map(|one| self.named_by(one, within));
+        // In tasks of their own: a slow one keeps its connection although nobody waits for it.
+        let asked = (0..self.sentinels.len()).map(|place| {
+            let connector = self.clone();
+            tokio::spawn(task(async move { connector.named_by(place, within).await }))
+        });
         let mut asked = asked.collect::<FuturesUnordered<_>>();
         let (mut votes, mut errors) = (BTreeMap::new(), Vec::new());
         let after = |pause| Instant::now().checked_add(pause);
         // Each of them ends in time by itself; the first that knows something shortens the wait.
         let mut deadline = after(TIMEOUT_MAX).unwrap_or_else(Instant::now);
         while let Ok(Some(answer)) = timeout_at(deadline, asked.next()).await {
-            match answer {
+            match answer.unwrap_or_else(|_| Err(Error::shut_down())) {
                 Ok(address) => {
                     deadline = after(soon).map_or(deadline, |soon| soon.min(deadline));
                     let count = votes.entry(address.clone()).or_insert(0_usize);
@@ -46,26 +80,45 @@ impl Connector {
         Ok((best, false))
     }
 
-    async fn named_by(&self, one: &redis::Client, within: Duration) -> Result<Address, Error> {
-        let answer = timeout(within, self.ask_sentinel(one)).await;
+    async fn named_by(&self, place: usize, within: Duration) -> Result<Address, Error> {
+        let one = self.sentinels.get(place).ok_or_else(Error::shut_down)?;
+        let answer = timeout(within, self.ask_sentinel(one, within)).await;
         let answer = answer.unwrap_or_else(|_| Err(Error::too_slow(within)));
-        let whom = one.get_connection_info().addr();
+        let whom = one.client.get_connection_info().addr();
         answer.map_err(|error| error.of(&format!("sentinel {whom}")))
     }
 
-    async fn ask_sentinel(&self, one: &redis::Client) -> Result<Address, Error> {
-        let (mut connection, _) = self.dialer.open(one, None).await?;
-        let (mut question, service) = (redis::cmd("SENTINEL"), self.address().host);
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&*service);
-        let answer = connection.redis.send_packed_command(&question).await;
-        let answer = answer.and_then(Value::extract_error);
+    async fn ask_sentinel(&self, one: &Sentinel, within: Duration) -> Result<Address, Error> {
+        let mut answer = None;
+        if let Some(open) = one.take() {
+            // Half of the time is left for a new connection, if this one has gone silent.
+            let asking = timeout(part(within, 2), self.ask_on(one, open));
+            answer = asking.await.ok().and_then(Result::ok);
+        }
+        let answer = if let Some(answer) = answer {
+            answer
+        } else {
+            let open = self.dialer.open(&one.client, None).await?;
+            self.ask_on(one, open).await?
+        };
         let other_reply = || Error::refused("the reply is not a sentinel's");
-        match answer.map_err(Error::could_not_connect)? {
+        match answer.extract_error().map_err(Error::could_not_connect)? {
             Value::Nil => Err(Error::refused(format!(
-                "it knows no service called {service}"
+                "it knows no service called {}",
+                self.address().host
             ))),
             answer => read_address(&answer).ok_or_else(other_reply),
         }
+    }
+
+    /// The sentinel's answer on this connection, which is kept then.
+    async fn ask_on(&self, one: &Sentinel, mut open: Open) -> Result<Value, Error> {
+        let (mut question, service) = (redis::cmd("SENTINEL"), self.address().host);
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&*service);
+        let answer = open.0.redis.send_packed_command(&question).await;
+        let answer = answer.map_err(Error::could_not_connect)?;
+        *locked(&one.open) = Some(open);
+        Ok(answer)
     }
 }
 

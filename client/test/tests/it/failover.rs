@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rlock_client::{Client, ClientBuilder, Error, LostReason};
-use rlock_test::{Network, Sentinel, Server};
+use rlock_test::{Direction, Network, Sentinel, Server};
 use tokio::time::{Instant, sleep, timeout};
 
 const WITHIN: Duration = Duration::from_millis(200);
@@ -132,6 +132,39 @@ fn clients_that_are_cut_off_with_the_old_primary_go_on_there() -> Result<(), Err
         let lost = timeout(Duration::from_secs(4), guard.lost()).await;
         assert_eq!(lost.ok(), Some(LostReason::NotHeld));
         assert_eq!(primary.holders("a").len(), 1);
+        Ok(())
+    })
+}
+
+/// Without this a thousand clients would open some thousand connections a second.
+#[test]
+fn sentinels_are_asked_on_connections_that_last() -> Result<(), Error> {
+    rlock_test::run(7, async |network| {
+        let (primary, replica) = pair(&network);
+        let sentinels = sentinels(&network);
+        let host = network.host();
+        let settings = Client::builder().dial(host.dial());
+        let client = behind_sentinels(settings.grace(Duration::from_secs(1))).await?;
+        let guard = client.lock("a").lock().await?;
+        sleep(Duration::from_secs(5)).await;
+        let dials = host.dials();
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(host.dials(), dials, "connections are opened by the clock");
+
+        // One that was closed, or has gone silent, is opened anew.
+        host.reset("sentinel-0:26379");
+        host.reset("sentinel-1:26379");
+        let silent = host.cut_one("sentinel-2:26379", 0, Direction::ToHost);
+        sleep(Duration::from_secs(5)).await;
+        drop(silent);
+        primary.pause();
+        replica.promote();
+        for sentinel in &sentinels {
+            sentinel.set_primary("two:6379");
+        }
+        sleep(Duration::from_secs(5)).await;
+        client.lock("b").try_lock().await?.unlock().await?;
+        assert!(replica.holders("a").len() == 1 || guard.is_lost());
         Ok(())
     })
 }
