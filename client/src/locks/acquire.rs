@@ -363,7 +363,7 @@ impl Pending {
             .saturating_add(LINK_FIRST);
         let limit = since.checked_add(limit);
         let answer = timeout_at(limit.unwrap_or(since), self.answer()).await;
-        answer.unwrap_or_else(|_| Err(Error::no_reply(None)))
+        answer.unwrap_or_else(|_| Err(self.no_answer()))
     }
 
     async fn answer(&mut self) -> Result<Helds, Error> {
@@ -390,12 +390,16 @@ impl Pending {
 
     /// The time is up, and the server's own word has not come.
     fn no_answer(&self) -> Error {
-        let was_queued = self.context.table.with(|state| {
+        let may_be_held = self.context.table.with(|state| {
             let call = state.call(self.id);
-            call.is_none_or(|call| call.was_queued)
+            call.is_none_or(|call| call.was_queued || matches!(call.phase, Phase::Asking))
         });
-        let trouble = self.context.router.trouble().filter(|_| !was_queued);
-        trouble.unwrap_or_else(|| Error::no_reply(None))
+        if may_be_held {
+            return Error::no_reply(None);
+        }
+        // What was sent was refused, for a reason that has not passed.
+        let trouble = self.context.router.trouble();
+        trouble.unwrap_or_else(Error::not_attached)
     }
 }
 
