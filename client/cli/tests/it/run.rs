@@ -466,9 +466,9 @@ fn what_the_command_leaves_behind_in_its_group_ends_before_the_lock_is_given_bac
     let pid_file = directory.path().join("pid");
     let path = pid_file.display();
     // One that ends when told to, and one that has to be killed.
-    for (trap, kill_after) in [("", "30"), ("trap '' TERM;", "0.3")] {
+    for (trap, kill_after) in [("", "15"), ("trap '' TERM;", "0.3")] {
         let script = format!("{trap} sleep 60 & echo $! > {path}; exit 3");
-        let options = ["run", "--grace", "60", "--kill-after", kill_after];
+        let options = ["run", "--grace", "30", "--kill-after", kill_after];
         let start = Instant::now();
         let status = quiet_status(
             &server,
