@@ -10,43 +10,49 @@
 //! 5. In another life of the session, or at another node, holds are renewed by their tokens and
 //!    waits asked for again. There is no other way back.
 
-// The state that all calls of a client share.
-mod context;
-pub(crate) use context::{Context, Settings};
-
 mod owner;
 pub use owner::Owner;
 
-mod table;
-use table::{Call, CallId, Phase, SlotId, State, Table};
+mod wanted;
+use wanted::Wanted;
 
 pub(crate) mod hold;
 use hold::{CountsOn, Grant, Renewal};
 pub(crate) use hold::{Hold, HoldOptions, Target};
 
-pub(crate) mod acquire;
-use acquire::Helds;
-pub(crate) use acquire::Request;
-
-mod heard;
-
-mod held;
-pub(crate) use held::{Held, lost};
-
-pub(crate) mod renew;
-pub(crate) use renew::Aim;
-
-// The outcome of a command, for its caller.
-mod report;
+mod request;
+pub(crate) use request::Request;
 
 mod watchdog;
 use watchdog::Watchdog;
 
+// The outcome of a command, for its caller.
+mod report;
+
+// These three name each other: a client has pending calls, a call has guards, a guard its client.
+mod table;
+use table::{Call, CallId, Phase, SlotId, State, Table};
+
+mod context;
+pub(crate) use context::{Context, Settings};
+
+mod held;
+
+pub(crate) use held::{Held, Helds, lost};
+
+pub(crate) mod renew;
+pub(crate) use renew::Aim;
+
+pub(crate) mod acquire;
+
+mod heard;
+
+mod start;
+
 pub(crate) mod guarded;
+
+mod listen;
+pub(crate) use listen::wanted;
 
 mod keep;
 pub(crate) use keep::{Keeper, KeptKey};
-
-mod wanted;
-use wanted::Wanted;
-pub(crate) use wanted::wanted;

@@ -4,23 +4,26 @@
 //! [`Guard`](crate::Guard) says "held" only while its server cannot have given the lock away. As
 //! long as more than half of them say so nobody else can have more than half.
 
-mod client;
-use client::{Core, Member};
-pub use client::{QuorumBuilder, QuorumClient};
+mod error;
+pub use error::QuorumError;
 
-mod lock;
-pub use lock::QuorumLock;
-use lock::Round;
+mod majority; // the arithmetic
+use majority::{Answers, done, doubt, majority, refusal, validity};
+
+mod core;
+use core::{Core, Member};
+
+mod terms;
+use terms::{Round, Terms};
+
+mod parts; // what each server has granted
+use parts::Parts;
 
 mod guard;
 pub use guard::QuorumGuard;
 
-mod error;
-pub use error::QuorumError;
+mod lock;
+pub use lock::QuorumLock;
 
-// Behind the scenes.
-mod majority; // the arithmetic
-use majority::{Answers, done, doubt, majority, refusal, validity};
-
-mod parts; // what each server has granted
-use parts::Parts;
+mod client;
+pub use client::{QuorumBuilder, QuorumClient};

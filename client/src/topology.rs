@@ -1,15 +1,17 @@
 //! Where a lock is: which node serves it.
 
-mod router;
-pub(crate) use router::{Route, Router};
+mod slots;
+use slots::Slots;
+pub(crate) use slots::slot_of;
 
 mod node;
 pub(crate) use node::{Identity, Node};
 
-mod cluster;
-use cluster::Map;
-pub(crate) use cluster::Moves;
+mod map;
+use map::Map;
 
-mod slots;
-use slots::Slots;
-pub(crate) use slots::slot_of;
+mod router;
+pub(crate) use router::{Route, Router};
+
+mod cluster;
+pub(crate) use cluster::Moves;

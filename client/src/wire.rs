@@ -1,9 +1,6 @@
 //! The connections to one server and what is said on them. Nothing else speaks RESP.
 
-mod connection;
-pub(crate) use connection::Connector;
-use connection::{Answered, Connection, Replies, Values};
-
+// How a server is found and connected to.
 mod endpoint;
 pub(crate) use endpoint::Address;
 use endpoint::Certificates;
@@ -12,25 +9,39 @@ mod dial;
 pub(crate) use dial::Dialer;
 use dial::{Pushes, Socket};
 
-// Where the server is, if sentinels say so.
 mod sentinel;
-use sentinel::Sentinel;
+use sentinel::Sentinels;
+
+mod connection;
+use connection::{Answered, Connection, Replies, Values};
+
+mod connector;
+pub(crate) use connector::Connector;
+
 pub(crate) mod sentinel_watch;
 
-// The two connections to a server.
-pub(crate) mod link;
-pub(crate) use link::{Link, Manner, Outcome, Request, Sending};
+// A client at a server: its session, its commands, and the two connections.
+mod session;
+pub(crate) use session::{Confidence, Session};
 
-pub(crate) mod session;
-use session::part_of_grace;
-pub(crate) use session::{Confidence, Listener, News, Session};
+mod command;
+use command::Expected;
+pub(crate) use command::{Manner, Outcome, Request, Sending};
+
+mod listener;
+pub(crate) use listener::{Listener, News};
+
+pub(crate) mod listening;
+
+pub(crate) mod link;
+pub(crate) use link::Link;
 
 mod durability;
-pub(crate) use durability::{Acknowledger, Durability};
+pub(crate) use durability::Acknowledger;
 
 // What is said, and answered.
 pub(crate) mod request;
-pub(crate) use request::{Kind, Mode, Subject, WaitMode};
+pub(crate) use request::{Durability, Kind, Mode, Subject, WaitMode};
 
 pub(crate) mod reply;
 #[cfg(test)]

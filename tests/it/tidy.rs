@@ -1,6 +1,6 @@
 //! Reads our own tree.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -263,14 +263,40 @@ fn imports_between_floors_point_downward() {
     }
 }
 
+/// The file behind each name that a folder's own file passes on, as `use table::{Call, State};`.
+fn passed_on(files: &[(Vec<String>, String)]) -> BTreeMap<String, String> {
+    let mut passed_on = BTreeMap::new();
+    for (folder, code) in files {
+        let folder = folder.join("/");
+        for statement in code.split(';') {
+            let Some((_, import)) = statement.split_once("use ") else {
+                continue;
+            };
+            let Some((file, names)) = import.split_once("::") else {
+                continue;
+            };
+            let names = names.trim_matches(['{', '}', ' ', '\n']).split(',');
+            let file = format!("{folder}/{file}");
+            if files.iter().any(|(names, _)| names.join("/") == file) {
+                passed_on
+                    .extend(names.map(|name| (format!("{folder}/{}", name.trim()), file.clone())));
+            }
+        }
+    }
+    passed_on
+}
+
 /// The imports between files that import each other in a circle.
 fn circles(files: &[(Vec<String>, String)]) -> BTreeSet<(String, String)> {
     let known: BTreeSet<String> = files.iter().map(|(names, _)| names.join("/")).collect();
+    let passed_on = passed_on(files);
     let file = |path: Vec<&str>| {
         let lengths = (1..=path.len()).rev();
-        lengths
-            .map(|len| path[..len].join("/"))
-            .find(|name| known.contains(name))
+        let mut names = lengths.map(|len| path[..len].join("/"));
+        names.find_map(|name| {
+            let itself = known.get(&name);
+            passed_on.get(&name).or(itself).cloned()
+        })
     };
     let mut left = BTreeSet::new();
     for (names, code) in files {
@@ -308,19 +334,29 @@ fn files_that_import_each_other_are_found() {
         file("a/c", "use super::b;"),
         file("a/below", ""),
         file("e", "use std::fs;"),
+        file("f", "mod g; pub(crate) use g::{G, H}; mod i; use i::I;"),
+        file("f/g", "use crate::f::I;"),
+        file("f/i", "use crate::f::{H};"),
     ];
     let found = circles(&files);
     let found: Vec<_> = found
         .iter()
         .map(|(from, to)| format!("{from} {to}"))
         .collect();
-    assert_eq!(found, ["a/b a/c", "a/c a/b"]);
+    assert_eq!(found, ["a/b a/c", "a/c a/b", "f/g f/i", "f/i f/g"]);
 }
+
+/// The only files that name each other. A client has pending calls, a call has guards, and a guard
+/// has its client. The context of a call from the server looks up the names of the commands that it
+/// calls, which were chosen with a context.
+const IN_CIRCLES: [&str; 4] = ["locks/table", "locks/held", "locks/context", "ffi/call"];
 
 #[test]
 fn no_files_import_each_other_in_a_circle() {
-    for of in CRATES.iter().filter(|of| of.has_no_root) {
-        let circles = circles(&of.files());
+    for of in CRATES {
+        let mut files = of.files();
+        files.retain(|(names, _)| !IN_CIRCLES.contains(&&*names.join("/")));
+        let circles = circles(&files);
         assert!(circles.is_empty(), "{}: {circles:#?}", of.sources);
     }
 }

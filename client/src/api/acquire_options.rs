@@ -9,7 +9,8 @@ use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, timeout_at};
 
 use crate::api::Guard;
-use crate::locks::acquire::{Helds, acquire};
+use crate::locks::Helds;
+use crate::locks::acquire::acquire;
 use crate::locks::{Context, HoldOptions, Keeper, KeptKey, Owner, Request};
 use crate::wire::{Mode, WaitMode};
 use crate::{Error, MILLIS_MAX, part, whole_millis, within};

@@ -9,6 +9,68 @@ use crate::topology::{Identity, Router};
 use crate::wire::{Connector, Dialer, Durability};
 use crate::{Error, GRACE_MAX, MILLI, MILLIS_MAX, TIMEOUT_MAX, chance, part, whole_millis, within};
 
+impl Client {
+    /// Connects to the server at `url` with the default settings: see [`ClientBuilder`].
+    ///
+    /// # Errors
+    ///
+    /// - Unavailable: nobody answers there.
+    /// - Module not loaded, refused: the server's answer. Refused also: the URL cannot be read.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), rlock_client::Error> {
+    /// let client = rlock_client::Client::connect("redis://127.0.0.1:6379").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder().connect(url).await
+    }
+
+    /// Connects to a cluster with the default settings: see
+    /// [`ClientBuilder::connect_cluster`].
+    ///
+    /// # Errors
+    ///
+    /// As [`ClientBuilder::connect_cluster`].
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), rlock_client::Error> {
+    /// let nodes = ["redis://a.internal:6379", "redis://b.internal:6379"];
+    /// let client = rlock_client::Client::connect_cluster(nodes).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn connect_cluster<U: AsRef<str>>(
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<Self, Error> {
+        Self::builder().connect_cluster(urls).await
+    }
+
+    /// Waits until the first try to connect has ended: the error, if it failed.
+    pub(crate) async fn tried(self) -> Result<Self, Error> {
+        self.context.router.tried().await?;
+        Ok(self)
+    }
+
+    /// Settings other than the defaults.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::new()
+    }
+}
+
 /// Settings for a [`Client`]; made by [`Client::builder`].
 ///
 /// # Examples

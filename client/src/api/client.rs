@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::api::{AcquireOptions, ClientBuilder, Lock, MultiLock, RwLock, Scope, Semaphore};
+use crate::api::{AcquireOptions, Lock, MultiLock, RwLock, Semaphore};
 use crate::error::Error;
 use crate::locks::{Context, Keeper, Owner, guarded};
 
@@ -15,9 +15,8 @@ use crate::locks::{Context, Keeper, Owner, guarded};
 /// and one on which the server tells of grants and losses and learns that this client lives. A task
 /// each owns them and connects again when one breaks; a third, the watchdog, renews the leases.
 /// All end when the last clone, the last [`Guard`](crate::Guard) and the last lock named by it have
-/// gone. Where
-/// [replicas](ClientBuilder::acknowledged_by) have to acknowledge locks, one more connection waits
-/// for them.
+/// gone. Where [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge locks, one more
+/// connection waits for them.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) context: Arc<Context>,
@@ -25,66 +24,6 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the server at `url` with the default settings: see [`ClientBuilder`].
-    ///
-    /// # Errors
-    ///
-    /// - Unavailable: the URL cannot be read, or nobody answers there.
-    /// - Module not loaded, refused: the server's answer.
-    ///
-    /// # Panics
-    ///
-    /// Outside a tokio runtime.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn example() -> Result<(), rlock_client::Error> {
-    /// let client = rlock_client::Client::connect("redis://127.0.0.1:6379").await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub async fn connect(url: &str) -> Result<Self, Error> {
-        Self::builder().connect(url).await
-    }
-
-    /// Connects to a cluster with the default settings: see
-    /// [`ClientBuilder::connect_cluster`].
-    ///
-    /// # Errors
-    ///
-    /// As [`ClientBuilder::connect_cluster`].
-    ///
-    /// # Panics
-    ///
-    /// Outside a tokio runtime.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn example() -> Result<(), rlock_client::Error> {
-    /// let nodes = ["redis://a.internal:6379", "redis://b.internal:6379"];
-    /// let client = rlock_client::Client::connect_cluster(nodes).await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub async fn connect_cluster<U: AsRef<str>>(
-        urls: impl IntoIterator<Item = U>,
-    ) -> Result<Self, Error> {
-        Self::builder().connect_cluster(urls).await
-    }
-
-    /// Waits until the first try to connect has ended: the error, if it failed.
-    pub(crate) async fn tried(self) -> Result<Self, Error> {
-        self.context.router.tried().await?;
-        Ok(self)
-    }
-
-    /// Settings other than the defaults.
-    pub fn builder() -> ClientBuilder {
-        ClientBuilder::new()
-    }
-
     /// Names a lock. No I/O, and nothing to give back: the lock is taken by
     /// [`Lock::lock`] and its siblings.
     ///
@@ -188,25 +127,6 @@ impl Client {
         MultiLock { options }
     }
 
-    /// One unit of work that takes several locks, for one owner: the server then refuses waits that
-    /// would end in a deadlock, and a lock can be entered again. See [`Scope`]. No I/O; each call
-    /// gives a new scope.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
-    /// let scope = client.scope();
-    /// let order = scope.lock("order:7").lock().await?;
-    /// let customer = scope.lock("customer:3").lock().await?; // or `is_deadlock`
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn scope(&self) -> Scope {
-        let (client, owner) = (self.clone(), self.owner());
-        Scope { client, owner }
-    }
-
     fn options(&self, names: impl IntoIterator<Item = Arc<[u8]>>) -> AcquireOptions {
         AcquireOptions {
             context: Arc::clone(&self.context),
@@ -229,10 +149,9 @@ impl Client {
     /// leave the queue with an error, and the holds of dropped guards are given back.
     ///
     /// Guards that are still alive stay valid and are renewed until they are dropped; nothing can
-    /// be locked any more, which later calls are told as "unavailable". A release that the server
-    /// does not answer is tried again for as long as the lease, and at least twice; one that
-    /// follows a wait that had to be called back begins only then. So this may take two leases, or
-    /// four response timeouts if that is longer; put a timeout around it if that is too long.
+    /// be locked any more, which later calls are told as "unavailable". A server that does not
+    /// answer is waited for no longer than a reply may take; what a wait was granted after all is
+    /// given back only when the wait has been called back. So this may take two response timeouts.
     ///
     /// # Cancel safety
     ///

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 
 use crate::api::mode::{Multi, Permits, Plain, Read, Single, Write};
 use crate::error::{Error, LostReason};
-use crate::locks::acquire::{Helds, acquire};
+use crate::locks::Helds;
+use crate::locks::acquire::acquire;
 use crate::locks::{self, Aim, Context, Held, Hold, Owner, Request, guarded, renew};
 use crate::topology::slot_of;
 use crate::wire::{Mode, WaitMode};

@@ -57,6 +57,27 @@ pub struct Scope {
     pub(crate) owner: Owner,
 }
 
+impl Client {
+    /// One unit of work that takes several locks, for one owner: the server then refuses waits that
+    /// would end in a deadlock, and a lock can be entered again. See [`Scope`]. No I/O; each call
+    /// gives a new scope.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let scope = client.scope();
+    /// let order = scope.lock("order:7").lock().await?;
+    /// let customer = scope.lock("customer:3").lock().await?; // or `is_deadlock`
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn scope(&self) -> Scope {
+        let (client, owner) = (self.clone(), self.owner());
+        Scope { client, owner }
+    }
+}
+
 impl Scope {
     /// Names a lock that is taken for this scope: see [`Client::lock`](crate::Client::lock). No
     /// I/O.

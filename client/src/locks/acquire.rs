@@ -13,41 +13,14 @@ use crate::backoff::Backoff;
 use crate::error::{Code, Error};
 use crate::locks::table::{Turn, Unsettled};
 use crate::locks::{
-    Aim, Call, CallId, Context, CountsOn, Grant, Held, Hold, HoldOptions, Owner, Phase, SlotId,
-    State, Target, renew,
+    Aim, Call, CallId, Context, CountsOn, Grant, Held, Helds, Hold, Phase, Request, SlotId, State,
+    renew,
 };
 use crate::time::MILLI;
 use crate::topology::{Node, Route};
 use crate::wire::reply::{read_acquired, read_by};
-use crate::wire::{
-    Acquired, Event, Manner, Mode, Outcome, Sending, Session, WaitMode, What, request,
-};
+use crate::wire::{Acquired, Event, Manner, Outcome, Sending, Session, WaitMode, What, request};
 use crate::{metrics, task, trace, wire};
-
-/// The arguments of a call.
-pub(crate) struct Request {
-    pub(crate) owner: Owner,
-    /// One, but of plain locks there may be several, in a cluster of one slot.
-    pub(crate) names: SmallVec<[Arc<[u8]>; 1]>,
-    pub(crate) mode: Mode,
-    pub(crate) options: HoldOptions,
-    pub(crate) wait_mode: WaitMode,
-    /// Whether the call has waited in this process already: then an outage does not end it.
-    pub(crate) was_held_up: bool,
-}
-
-impl Request {
-    fn target(&self, name: &Arc<[u8]>) -> Target {
-        Target {
-            name: Arc::clone(name),
-            owner: self.owner.clone(),
-            mode: self.mode,
-        }
-    }
-}
-
-/// The result of a call: one part for each name, in the order of the names.
-pub(crate) type Helds = SmallVec<[Held; 1]>;
 
 /// Takes the locks that the request names.
 pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<Helds, Error> {
@@ -93,7 +66,8 @@ async fn acknowledged(context: &Arc<Context>, helds: Helds) -> Result<Helds, Err
     if context.router.acknowledges() {
         return Box::pin(async {
             for held in &helds {
-                held.acknowledged().await?;
+                let renewed = renew::ask(&held.context, &held.hold, Aim::Lease).await;
+                renewed.map_err(Error::unacknowledged)?;
             }
             Ok(helds)
         })

@@ -4,24 +4,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use crate::background::{Background, task};
-use crate::locks::{Hold, Owner, Table, Target, Watchdog, watchdog};
+use crate::background::Background;
+use crate::locks::{Hold, Owner, Table, Target, Watchdog};
 use crate::topology::Router;
-use crate::wire::Listener;
 
 /// A client's locks, its servers, and the tasks between them.
 pub(crate) struct Context {
     pub(super) this: Weak<Self>,
     pub(crate) settings: Settings,
-    numbers: AtomicU64,
+    pub(super) numbers: AtomicU64,
     pub(crate) router: Arc<Router>,
     pub(crate) table: Table,
     pub(crate) watchdog: Arc<Watchdog>,
     /// The watchdog's, and in a cluster what asks who serves what. They end with it.
-    _tasks: JoinSet<()>,
+    pub(super) _tasks: JoinSet<()>,
     pub(crate) background: Background,
 }
 
@@ -35,36 +33,6 @@ pub(crate) struct Settings {
 }
 
 impl Context {
-    /// Begins to connect.
-    pub(crate) fn start(
-        settings: Settings,
-        router: impl FnOnce(&Handle, Weak<dyn Listener>) -> Router,
-    ) -> Arc<Self> {
-        let runtime = Handle::current();
-        Arc::new_cyclic(|context: &Weak<Self>| {
-            let watchdog = Arc::new(Watchdog::new(settings.interval));
-            let router = Arc::new(router(&runtime, Weak::<Self>::clone(context)));
-            let mut tasks = JoinSet::new();
-            let watching = watchdog::run(Arc::clone(&watchdog), Weak::clone(context));
-            tasks.spawn_on(task(watching), &runtime);
-            if router.are_several() {
-                let (router, moves) = (Arc::clone(&router), Weak::<Self>::clone(context));
-                let reading = async move { router.keep_fresh(moves).await };
-                tasks.spawn_on(task(reading), &runtime);
-            }
-            Self {
-                this: Weak::clone(context),
-                settings,
-                numbers: AtomicU64::new(1),
-                router,
-                table: Table::default(),
-                watchdog,
-                _tasks: tasks,
-                background: Background::new(runtime),
-            }
-        })
-    }
-
     /// How far the owner of a kept lock has come; `None` while its call has no answer.
     pub(super) fn state_of(&self, target: &Target) -> Option<Asks> {
         self.table.with(|state| {

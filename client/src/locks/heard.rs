@@ -1,7 +1,7 @@
 //! Applies events and new lives of a session.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use tokio::time::{Instant, sleep};
 
@@ -200,51 +200,6 @@ impl Hold {
             What::Granted | What::TimedOut { .. } | What::Left | What::Failed(_) => {}
         }
     }
-}
-
-/// Calls and holds that go on after the session's next reply.
-#[derive(Default)]
-pub(super) struct WithSession {
-    calls: Vec<CallId>,
-    holds: Vec<(Weak<Hold>, Arc<Session>)>,
-}
-
-impl State {
-    pub(super) fn ask_with_session(&mut self, id: CallId) {
-        self.with_session.calls.push(id);
-    }
-
-    pub(super) fn renew_with_session(&mut self, hold: &Arc<Hold>, asked: &Arc<Session>) {
-        let hold = (Arc::downgrade(hold), Arc::clone(asked));
-        self.with_session.holds.push(hold);
-    }
-
-    /// Those that wait for this session, or for one that nobody will hear of again.
-    fn calls_with_session(&mut self, session: &Arc<Session>) -> Vec<CallId> {
-        let all = std::mem::take(&mut self.with_session.calls);
-        let mut now = Vec::new();
-        for id in all {
-            match self.call(id) {
-                Some(call) if is_heard(session, &call.session) => now.push(id),
-                Some(_) => self.with_session.calls.push(id),
-                None => {}
-            }
-        }
-        now
-    }
-
-    fn holds_with_session(&mut self, session: &Arc<Session>) -> Vec<Arc<Hold>> {
-        let all = std::mem::take(&mut self.with_session.holds);
-        let (now, later): (Vec<_>, Vec<_>) = all
-            .into_iter()
-            .partition(|(_, asked)| is_heard(session, asked));
-        self.with_session.holds = later;
-        now.iter().filter_map(|(hold, _)| hold.upgrade()).collect()
-    }
-}
-
-fn is_heard(session: &Arc<Session>, asked: &Arc<Session>) -> bool {
-    Arc::ptr_eq(session, asked) || asked.is_retired()
 }
 
 /// So often in a row nodes may send a command on without a pause.

@@ -4,18 +4,33 @@ use std::pin::pin;
 use std::sync::{Arc, Weak};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
 use crate::error::{Error, LostReason};
-use crate::locks::keep::Kept;
 use crate::locks::report::{Report, tell};
 use crate::locks::table::Turn;
-use crate::locks::{Aim, Context, Hold, SlotId, Target, renew};
+use crate::locks::{Context, Hold, SlotId, Target};
 use crate::topology::Node;
 use crate::trace;
 use crate::wire::reply::{read_by, read_released};
 use crate::wire::{Manner, Outcome, Request, request};
+
+/// The result of a call: one part for each name, in the order of the names.
+pub(crate) type Helds = SmallVec<[Held; 1]>;
+
+/// Where a lock stays for its next use, instead of being given back to the server.
+pub(super) trait Keeps: Send + Sync {
+    /// Whether callers of this process wait for it.
+    fn has_line(&self) -> bool;
+
+    /// A guard gives the lock back: whether it stays here.
+    fn put_back(self: Arc<Self>, held: &mut Held) -> bool;
+
+    /// The lock has been given back to the server.
+    fn went_back(self: Arc<Self>, context: &Context, hold: &Arc<Hold>);
+}
 
 /// A guard's part in the hold of one lock, in any mode. Dropping it releases it.
 pub(crate) struct Held {
@@ -24,8 +39,8 @@ pub(crate) struct Held {
     slot: SlotId,
     /// Nobody has it any more, or another guard has.
     is_given_back: bool,
-    /// Where it is kept for its next use, instead of being given back to the server.
-    pub(super) kept: Option<Arc<Kept>>,
+    /// Where it is kept, if it is.
+    pub(super) kept: Option<Arc<dyn Keeps>>,
 }
 
 impl Held {
@@ -51,13 +66,6 @@ impl Held {
         self.kept.as_ref().is_some_and(|kept| kept.has_line())
     }
 
-    /// Waits until replicas or disks have acknowledged the hold. On an error the caller drops this
-    /// part.
-    pub(super) async fn acknowledged(&self) -> Result<(), Error> {
-        let renewed = renew::ask(&self.context, &self.hold, Aim::Lease).await;
-        renewed.map_err(Error::unacknowledged)
-    }
-
     /// Gives it back at once, and tells how that went.
     pub(crate) fn release(&mut self) -> impl Future<Output = Result<(), Error>> + use<> {
         let (report, outcome) = oneshot::channel();
@@ -71,7 +79,7 @@ impl Held {
         }
         let kept = self.kept.take();
         if let Some(kept) = &kept
-            && kept.put_back(self)
+            && Arc::clone(kept).put_back(self)
         {
             return tell(report, Ok(()));
         }

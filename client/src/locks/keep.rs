@@ -19,7 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 use crate::locks::context::Asks;
-use crate::locks::{Context, Held, Hold, HoldOptions, Owner, Request, Target, acquire, wanted};
+use crate::locks::held::Keeps;
+use crate::locks::{Context, Held, Hold, HoldOptions, Owner, Request, Target, acquire, listen};
 use crate::wire::{Mode, WaitMode};
 use crate::{locked, metrics};
 
@@ -196,7 +197,7 @@ impl Kept {
         let mut held = self.take_out(inside)?;
         inside.here = Here::Used(Arc::clone(&held.hold));
         held.hold.wanted.begins_anew();
-        held.kept = Some(Arc::clone(self));
+        held.kept = Some(Arc::<Self>::clone(self));
         Some(held)
     }
 
@@ -332,61 +333,6 @@ impl Kept {
             owner,
             was_held_up,
         }
-    }
-
-    /// Whether somebody waits here.
-    pub(super) fn has_line(&self) -> bool {
-        self.inside().has_line()
-    }
-
-    /// A guard gives the lock back: whether it stays here.
-    pub(super) fn put_back(self: &Arc<Self>, held: &mut Held) -> bool {
-        // Should it be the last handle, it ends when the mutex is free.
-        let keeper = self.keeper.upgrade();
-        let mut inside = self.inside();
-        let since = Instant::now();
-        let is_used = matches!(&inside.here, Here::Used(one) if Arc::ptr_eq(one, &held.hold));
-        let is_closing = held.context.background.closing.is_cancelled();
-        let stays = is_used && !is_closing && is_fit(&held.hold, since);
-        let Some(keeper) = keeper.as_ref().filter(|_| stays) else {
-            return false;
-        };
-        held.hold.wanted.begins_anew();
-        let mut next = held.hand_over();
-        while let Some(waiter) = inside.line.pop_front() {
-            next.kept = Some(Arc::clone(self));
-            match waiter.turn.send(Turn::Yours(next)) {
-                // It comes back to us, and not to the mutex.
-                Err(Turn::Yours(mut gone)) => {
-                    gone.kept = None;
-                    next = gone;
-                }
-                _ => return true,
-            }
-        }
-        let until = since.checked_add(self.key.idle);
-        if until.is_some_and(|until| inside.next_look.is_some_and(|next| until < next)) {
-            inside.next_look = until;
-            held.hold.changed.notify_waiters();
-        }
-        inside.here = Here::Idle { held: next, since };
-        self.idle.fetch_add(1, Ordering::Relaxed);
-        if inside.place.is_none() {
-            inside.place = Some(keeper.stock().put(self, since));
-        }
-        drop(inside);
-        keeper.make_room();
-        true
-    }
-
-    /// A guard's hold went back to the server; the next waiting caller asks for it.
-    pub(super) fn went_back(self: &Arc<Self>, context: &Context, hold: &Arc<Hold>) {
-        let mut inside = self.inside();
-        let is_used = matches!(&inside.here, Here::Used(one) if Arc::ptr_eq(one, hold));
-        let gone = is_used.then(|| self.next_asks(&mut inside, context));
-        drop(inside);
-        drop(gone);
-        self.leaves();
     }
 
     /// Lets the first waiting caller ask the server. The result is dropped after the mutex is
@@ -538,6 +484,61 @@ impl Kept {
     }
 }
 
+impl Keeps for Kept {
+    fn has_line(&self) -> bool {
+        self.inside().has_line()
+    }
+
+    fn put_back(self: Arc<Self>, held: &mut Held) -> bool {
+        // Should it be the last handle, it ends when the mutex is free.
+        let keeper = self.keeper.upgrade();
+        let mut inside = self.inside();
+        let since = Instant::now();
+        let is_used = matches!(&inside.here, Here::Used(one) if Arc::ptr_eq(one, &held.hold));
+        let is_closing = held.context.background.closing.is_cancelled();
+        let stays = is_used && !is_closing && is_fit(&held.hold, since);
+        let Some(keeper) = keeper.as_ref().filter(|_| stays) else {
+            return false;
+        };
+        held.hold.wanted.begins_anew();
+        let mut next = held.hand_over();
+        while let Some(waiter) = inside.line.pop_front() {
+            next.kept = Some(Arc::<Self>::clone(&self));
+            match waiter.turn.send(Turn::Yours(next)) {
+                // It comes back to us, and not to the mutex.
+                Err(Turn::Yours(mut gone)) => {
+                    gone.kept = None;
+                    next = gone;
+                }
+                _ => return true,
+            }
+        }
+        let until = since.checked_add(self.key.idle);
+        if until.is_some_and(|until| inside.next_look.is_some_and(|next| until < next)) {
+            inside.next_look = until;
+            held.hold.changed.notify_waiters();
+        }
+        inside.here = Here::Idle { held: next, since };
+        self.idle.fetch_add(1, Ordering::Relaxed);
+        if inside.place.is_none() {
+            inside.place = Some(keeper.stock().put(&self, since));
+        }
+        drop(inside);
+        keeper.make_room();
+        true
+    }
+
+    /// The next waiting caller asks for it.
+    fn went_back(self: Arc<Self>, context: &Context, hold: &Arc<Hold>) {
+        let mut inside = self.inside();
+        let is_used = matches!(&inside.here, Here::Used(one) if Arc::ptr_eq(one, hold));
+        let gone = is_used.then(|| self.next_asks(&mut inside, context));
+        drop(inside);
+        drop(gone);
+        self.leaves();
+    }
+}
+
 impl Inside {
     /// Whether a caller waits here.
     fn has_line(&self) -> bool {
@@ -670,7 +671,7 @@ async fn watch(
         let next = match (context.upgrade(), kept.upgrade()) {
             (Some(context), Some(kept)) => {
                 // If the server cannot tell us that others wait, the lock must not be kept.
-                if hold.wanted.may_be_kept() && wanted::listen(&context, &hold).is_err() {
+                if hold.wanted.may_be_kept() && listen::listen(&context, &hold).is_err() {
                     hold.wanted.must_go_back();
                 }
                 kept.look(&context, &hold)

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex, Weak};
 
 use slab::Slab;
 use smallvec::SmallVec;
@@ -13,7 +13,6 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locked;
-use crate::locks::heard::WithSession;
 use crate::locks::{Helds, Hold, Request, Target};
 use crate::wire::{Event, Kind, Sending, Session};
 
@@ -46,7 +45,7 @@ pub(super) struct State {
     ids: HashMap<Key, SlotId, BuildHasherDefault<Hashed>>,
     slots: Slab<Slot>,
     calls: Slab<Call>,
-    pub(super) with_session: WithSession,
+    with_session: WithSession,
     /// So many calls and places in line have been numbered.
     numbers: u64,
 }
@@ -302,6 +301,51 @@ impl State {
             (CallId { place, number }, call)
         })
     }
+}
+
+/// Calls and holds that go on after the session's next reply.
+#[derive(Default)]
+struct WithSession {
+    calls: Vec<CallId>,
+    holds: Vec<(Weak<Hold>, Arc<Session>)>,
+}
+
+impl State {
+    pub(super) fn ask_with_session(&mut self, id: CallId) {
+        self.with_session.calls.push(id);
+    }
+
+    pub(super) fn renew_with_session(&mut self, hold: &Arc<Hold>, asked: &Arc<Session>) {
+        let hold = (Arc::downgrade(hold), Arc::clone(asked));
+        self.with_session.holds.push(hold);
+    }
+
+    /// Those that wait for this session, or for one that nobody will hear of again.
+    pub(super) fn calls_with_session(&mut self, session: &Arc<Session>) -> Vec<CallId> {
+        let all = std::mem::take(&mut self.with_session.calls);
+        let mut now = Vec::new();
+        for id in all {
+            match self.call(id) {
+                Some(call) if is_heard(session, &call.session) => now.push(id),
+                Some(_) => self.with_session.calls.push(id),
+                None => {}
+            }
+        }
+        now
+    }
+
+    pub(super) fn holds_with_session(&mut self, session: &Arc<Session>) -> Vec<Arc<Hold>> {
+        let all = std::mem::take(&mut self.with_session.holds);
+        let (now, later): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .partition(|(_, asked)| is_heard(session, asked));
+        self.with_session.holds = later;
+        now.iter().filter_map(|(hold, _)| hold.upgrade()).collect()
+    }
+}
+
+fn is_heard(session: &Arc<Session>, asked: &Arc<Session>) -> bool {
+    Arc::ptr_eq(session, asked) || asked.is_retired()
 }
 
 /// An owner at a lock in a mode, as events name it. Hashed once: most come, are found once more,

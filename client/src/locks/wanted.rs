@@ -1,15 +1,10 @@
-//! Reports that other owners wait for a held lock.
+//! Whether other owners wait for a held lock, and whether the server will tell.
 
-use std::pin::pin;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
-
-use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::error::Error;
-use crate::locks::{Aim, Context, Hold, renew};
-use crate::{Backoff, locked, task};
+use crate::locked;
 
 /// Whether the server was asked to tell when a lock is wanted, and how often it has told.
 #[derive(Default)]
@@ -17,7 +12,7 @@ pub(crate) struct Wanted {
     told: AtomicU64,
     /// How often callers of this process wanted it since it was last handed to one of them, which
     /// the server does not know.
-    told_here: AtomicU64,
+    pub(super) told_here: AtomicU64,
     goes_back: AtomicBool,
     asked: Mutex<Asked>,
 }
@@ -36,7 +31,7 @@ enum Asked {
 }
 
 /// The next step of a task that listens.
-enum Next {
+pub(super) enum Next {
     /// The word will come.
     Wait,
     /// Ask the server. The request counts as in flight from now on.
@@ -107,7 +102,7 @@ impl Wanted {
     }
 
     /// Decides whether the server must be asked to report waiters.
-    fn next(&self) -> Next {
+    pub(super) fn next(&self) -> Next {
         let mut asked = locked(&self.asked);
         match &*asked {
             Asked::UnderWay => return Next::Wait,
@@ -136,119 +131,6 @@ impl Wanted {
     /// The server does not tell: why, unless nobody wants to know any more.
     pub(crate) fn failed(&self, error: Option<Error>) {
         *locked(&self.asked) = error.map_or(Asked::Not, Asked::Refused);
-    }
-}
-
-impl Hold {
-    /// The server tells that it is wanted: all guards hear it.
-    pub(crate) fn is_wanted(&self) {
-        self.wanted.tell(1);
-        self.changed.notify_waiters();
-    }
-
-    /// The same for a waiting or refused caller of this process.
-    pub(crate) fn is_wanted_here(&self) {
-        self.wanted.told_here.fetch_add(1, Ordering::Release);
-        self.changed.notify_waiters();
-    }
-}
-
-/// Ends when one of these is wanted that were not `heard` of yet, or is lost.
-pub(crate) async fn wanted<'a>(
-    context: &Arc<Context>,
-    holds: impl Iterator<Item = &'a Arc<Hold>> + Clone,
-    heard: &AtomicU64,
-) -> Result<(), Error> {
-    let lost = holds.clone().find_map(|hold| hold.lost(Instant::now()));
-    if let Some(reason) = lost {
-        return Err(Error::lost(reason));
-    }
-    let told = || -> u64 { holds.clone().map(|hold| hold.wanted.heard()).sum() };
-    // Reads each counter once: a report by another thread after this look ends the wait.
-    let mut known: u64 = 0;
-    let mut waiting = FuturesUnordered::new();
-    for hold in holds.clone() {
-        hold.wanted.forgets_refusal();
-        let told = hold.wanted.heard();
-        known = known.saturating_add(told);
-        waiting.push(until_wanted(context, hold, told));
-    }
-    // Told while nobody waited for it, or to another guard.
-    if heard.swap(known, Ordering::Relaxed) < known {
-        return Ok(());
-    }
-    let word = waiting.next().await;
-    heard.store(told(), Ordering::Relaxed);
-    // A guard has something.
-    word.unwrap_or(Ok(()))
-}
-
-/// Ends when it was told more often than is known.
-async fn until_wanted(context: &Arc<Context>, hold: &Arc<Hold>, known: u64) -> Result<(), Error> {
-    loop {
-        // Listens before it looks: what changes in between is heard.
-        let mut changed = pin!(hold.changed.notified());
-        changed.as_mut().enable();
-        let end = hold.end();
-        if let Some(reason) = hold.lost(Instant::now()) {
-            return Err(Error::lost(reason));
-        }
-        if hold.wanted.heard() > known {
-            return Ok(());
-        }
-        listen(context, hold)?;
-        tokio::select! {
-            () = sleep_until(end) => {}
-            () = changed => {}
-        }
-    }
-}
-
-/// Sees to it that the server tells when it is wanted: a renewal asks it to, once.
-pub(super) fn listen(context: &Arc<Context>, hold: &Arc<Hold>) -> Result<(), Error> {
-    match hold.wanted.next() {
-        Next::Wait => Ok(()),
-        // In a task of its own: whoever looks again and again, and never waits for long, would
-        // otherwise ask again and again.
-        Next::Ask => {
-            let asking = ask_until_answered(Arc::downgrade(context), Arc::downgrade(hold));
-            context.background.runtime.spawn(task(asking));
-            Ok(())
-        }
-        Next::Fail(error) => Err(error),
-    }
-}
-
-/// Asks until the server answers or the guards are gone. Each renewal asks too, while a task
-/// listens.
-async fn ask_until_answered(context: Weak<Context>, hold: Weak<Hold>) {
-    let mut backoff = Backoff::new();
-    // In the pauses nothing is kept: the client may end with its last guard.
-    while let (Some(context), Some(hold)) = (context.upgrade(), hold.upgrade()) {
-        let is_over = !hold.has_guards() || hold.lost(Instant::now()).is_some();
-        let told = hold.wanted.told();
-        let outcome = if is_over {
-            Some(None)
-        } else {
-            let asking = renew::ask(&context, &hold, Aim::Hold);
-            drop(context);
-            match asking.await {
-                Ok(()) => {
-                    hold.wanted.agreed(told);
-                    hold.changed.notify_waiters();
-                    return;
-                }
-                Err(error) if error.is_unanswered() => None,
-                Err(error) => Some(Some(error)),
-            }
-        };
-        if let Some(error) = outcome {
-            hold.wanted.failed(error);
-            hold.changed.notify_waiters();
-            return;
-        }
-        drop(hold);
-        sleep(backoff.next()).await;
     }
 }
 

@@ -1,20 +1,17 @@
-//! When to renew, and the task that does: all holds of a client behind one another.
+//! When to renew.
 
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::yield_now;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
-use crate::locks::{Aim, Context, Hold, renew};
-use crate::{part, trace};
+use crate::part;
 
 /// When the holds that were given no lease are renewed.
 pub(crate) struct Watchdog {
     interval: Duration,
     /// When the next round is due; never, if there is nothing to renew.
-    next: watch::Sender<Option<Instant>>,
+    pub(super) next: watch::Sender<Option<Instant>>,
 }
 
 impl Watchdog {
@@ -50,53 +47,15 @@ impl Watchdog {
 
     /// A round starts now. Whether another will be due is known when it has looked at the holds:
     /// one that comes meanwhile either is seen, or finds that no round is due.
-    fn starts(&self, now: Instant, are_any: impl FnOnce() -> bool) {
+    pub(super) fn starts(&self, now: Instant, are_any: impl FnOnce() -> bool) {
         let next = now.checked_add(self.interval);
         self.next
             .send_modify(|due| *due = next.filter(|_| are_any()));
     }
 }
 
-/// Renews until it is aborted, with the client.
-pub(crate) async fn run(watchdog: Arc<Watchdog>, context: Weak<Context>) {
-    let mut next = watchdog.next.subscribe();
-    loop {
-        // The sender is there: this is never the end.
-        let due = next.wait_for(Option::is_some).await.map(|due| *due);
-        let Ok(Some(round)) = due else { return };
-        tokio::select! {
-            () = sleep_until(round) => {}
-            // It may be due earlier.
-            _ = next.changed() => continue,
-        }
-        let Some(context) = context.upgrade() else {
-            return;
-        };
-        let is_renewed = |hold: &Arc<Hold>| hold.options.renewed;
-        let mut holds = Vec::new();
-        watchdog.starts(Instant::now(), || {
-            holds = context.table.holds(is_renewed);
-            !holds.is_empty()
-        });
-        let span = trace::renew(holds.len());
-        let _gathering = context.router.gathering().await;
-        span.around(async {
-            for some in holds.chunks(AT_ONCE) {
-                for hold in some {
-                    renew::one(&context, hold, Aim::Lease);
-                }
-                yield_now().await;
-            }
-        })
-        .await;
-    }
-}
-
 /// A renewal that was refused is repeated after this part of the interval.
 const RETRY_PARTS: u32 = 10;
-
-/// So many are renewed before other tasks run.
-const AT_ONCE: usize = 512;
 
 #[cfg(test)]
 mod tests {

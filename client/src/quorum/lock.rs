@@ -1,16 +1,14 @@
 //! A named lock of a quorum, and one try to get a majority.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::stream::StreamExt;
 use tokio::time::{Instant, sleep};
 
-use crate::api::{Guard, setters};
-use crate::quorum::{Core, Member, Parts, QuorumError, QuorumGuard};
-use crate::{Backoff, Error, ErrorKind};
+use crate::api::setters;
+use crate::quorum::{Parts, QuorumError, QuorumGuard, Round, Terms};
+use crate::{Backoff, ErrorKind};
 
 /// A lock by its name on every server of a quorum, made by
 /// [`QuorumClient::lock`](crate::QuorumClient::lock). Cheap to clone; nothing is taken until one of
@@ -32,19 +30,16 @@ use crate::{Backoff, Error, ErrorKind};
 /// lock is taken for that long and never renewed but by [`QuorumGuard::renew`].
 #[derive(Clone)]
 pub struct QuorumLock {
-    pub(crate) core: Arc<Core>,
-    pub(crate) name: Arc<[u8]>,
-    pub(crate) lease: Option<Duration>,
-    pub(crate) max_hold: Option<Duration>,
+    pub(crate) terms: Terms,
 }
 
 impl QuorumLock {
     /// The name: the key under which the servers keep the lock.
     pub fn name(&self) -> &[u8] {
-        &self.name
+        &self.terms.name
     }
 
-    setters! { self, self;
+    setters! { self, self.terms;
         /// Much longer than a server may take to [answer](crate::QuorumBuilder::server_timeout).
         ///
         /// # Examples
@@ -177,11 +172,11 @@ impl QuorumLock {
                 _ => return tried,
             };
             // How long too few servers may be to be asked until a call says so.
-            let unasked_max = self.core.builder.settings.dialer.response_timeout;
+            let unasked_max = self.terms.core.response_timeout;
             let unasked = unasked_since.is_some_and(|since| since.elapsed() >= unasked_max);
             let now = Instant::now();
             let left = deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(now));
-            if unasked || left.is_zero() || self.core.background.closing.is_cancelled() {
+            if unasked || left.is_zero() || self.terms.core.background.closing.is_cancelled() {
                 return tried;
             }
             // Random, because two clients that took half of the servers each would otherwise do so
@@ -195,8 +190,8 @@ impl QuorumLock {
     /// All that is granted is in guards, and all that may yet be granted in pending calls of
     /// `try_lock`: wherever this is dropped, they give back what they have.
     async fn try_once(&self) -> Result<QuorumGuard, QuorumError> {
-        let longest = self.max_hold.or(self.core.builder.settings.max_hold);
-        let mut parts = Parts::new(self, longest);
+        let longest = self.terms.max_hold.or(self.terms.core.max_hold);
+        let mut parts = Parts::new(&self.terms, longest);
         let mut round = Round::new();
         parts.ask_missing(longest, &mut round);
         while let Some((server, answer)) = round.next().await {
@@ -206,41 +201,19 @@ impl QuorumLock {
             }
             // Without hope of a majority a part is only in the way of others. What the rest
             // says is still of interest, for the error.
-            if parts.kept().saturating_add(round.len()) < self.core.need {
+            if parts.kept().saturating_add(round.len()) < self.terms.core.need {
                 parts.give_back();
             }
         }
         Err(parts.refusal())
     }
-
-    /// Takes the lock on one server, if that answers in time.
-    pub(crate) fn take(
-        &self,
-        server: usize,
-        member: &Arc<Member>,
-        max_hold: Option<Duration>,
-    ) -> BoxFuture<'static, (usize, Result<Guard, Error>)> {
-        let (member, this) = (Arc::clone(member), self.clone());
-        let answer = async move {
-            let mut lock = member.client()?.lock(&*this.name);
-            lock.options.lease = this.lease;
-            lock.options.max_hold = max_hold;
-            // Dropped when its time is up: a grant that comes later is given back.
-            this.core.in_time(lock.try_lock()).await
-        };
-        Box::pin(async move { (server, answer.await) })
-    }
 }
-
-/// Servers that have been asked for the lock and have not answered yet, by their number. Dropping
-/// it gives back what they grant.
-pub(crate) type Round = FuturesUnordered<BoxFuture<'static, (usize, Result<Guard, Error>)>>;
 
 impl fmt::Debug for QuorumLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QuorumLock")
-            .field("name", &String::from_utf8_lossy(&self.name))
-            .field("lease", &self.lease)
+            .field("name", &String::from_utf8_lossy(&self.terms.name))
+            .field("lease", &self.terms.lease)
             .finish_non_exhaustive()
     }
 }

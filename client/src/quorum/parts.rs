@@ -9,12 +9,12 @@ use tokio::time::Instant;
 
 use crate::LostReason::{Broken, Deleted, MaxHold};
 use crate::api::Guard;
-use crate::quorum::{Answers, Member, QuorumError, QuorumLock, Round, refusal, validity};
+use crate::quorum::{Answers, Member, QuorumError, Round, Terms, refusal, validity};
 use crate::{Error, ErrorKind, TIMEOUT_MAX};
 
 /// The lock on all servers, in the order in which they were named.
 pub(crate) struct Parts {
-    pub(crate) lock: QuorumLock,
+    pub(crate) terms: Terms,
     /// When it ends at the latest.
     cap: Option<Instant>,
     servers: Vec<Part>,
@@ -71,21 +71,21 @@ impl Part {
 
 impl Parts {
     /// No server has answered yet.
-    pub(crate) fn new(lock: &QuorumLock, max_hold: Option<Duration>) -> Self {
+    pub(crate) fn new(terms: &Terms, max_hold: Option<Duration>) -> Self {
         let now = Instant::now();
         let part = |member| Part {
             member: Arc::clone(member),
             guard: None,
-            why_not: Some(Error::too_slow(lock.core.builder.server_timeout)),
+            why_not: Some(Error::too_slow(terms.core.server_timeout)),
             token: None,
             heard: Arc::default(),
             is_asked: false,
         };
         Self {
-            lock: lock.clone(),
+            terms: terms.clone(),
             // Its end can be said of any, so that it is not another limit when it is taken again.
             cap: max_hold.and_then(|longest| now.checked_add(longest.min(TIMEOUT_MAX))),
-            servers: lock.core.members.iter().map(part).collect(),
+            servers: terms.core.members.iter().map(part).collect(),
             lost: None,
         }
     }
@@ -96,8 +96,8 @@ impl Parts {
         for (server, part) in parts.filter(|(_, part)| part.is_missing()) {
             part.let_go();
             // A renewal by hand asks in any case: it may have been given up while it waited.
-            if !std::mem::replace(&mut part.is_asked, true) || self.lock.lease.is_some() {
-                round.push(self.lock.take(server, &part.member, max_hold));
+            if !std::mem::replace(&mut part.is_asked, true) || self.terms.lease.is_some() {
+                round.push(self.terms.take(server, &part.member, max_hold));
             }
         }
     }
@@ -155,7 +155,7 @@ impl Parts {
     /// How long it may still be called held; zero once lost.
     pub(crate) fn valid_for(&self) -> Duration {
         let left = self.servers.iter().map(Part::valid_for);
-        validity(left, self.lock.core.need)
+        validity(left, self.terms.core.need)
     }
 
     /// Whether what was granted in a try makes a majority.
@@ -164,7 +164,7 @@ impl Parts {
     /// the guard must not show the one of ours.
     pub(crate) fn are_majority(&mut self) -> bool {
         let left: Vec<_> = self.servers.iter().map(Part::valid_for).collect();
-        if validity(left.iter().copied(), self.lock.core.need).is_zero() {
+        if validity(left.iter().copied(), self.terms.core.need).is_zero() {
             return false;
         }
         for (part, left) in self.servers.iter_mut().zip(left) {
@@ -200,14 +200,14 @@ impl Parts {
             None => part.why_not.clone(),
         };
         let answers: Answers = self.servers.iter().map(answer).collect();
-        let kind = refusal(&answers, self.lock.core.need);
-        self.lock.core.error(kind, "granted it", answers)
+        let kind = refusal(&answers, self.terms.core.need);
+        self.terms.core.error(kind, "granted it", answers)
     }
 
     /// Why it is lost, if it is. Once lost it stays lost, and what is left of it is given back.
     pub(crate) fn lost(&mut self) -> Option<QuorumError> {
-        if self.lost.is_none() && self.live().flatten().count() < self.lock.core.need {
-            let core = &self.lock.core;
+        if self.lost.is_none() && self.live().flatten().count() < self.terms.core.need {
+            let core = &self.terms.core;
             self.lost = Some(core.error(ErrorKind::Lost, "still held it", self.troubles()));
             self.give_back();
         }

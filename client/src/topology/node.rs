@@ -10,7 +10,8 @@ use tokio::task::JoinSet;
 
 use crate::task;
 use crate::wire::{
-    Acknowledger, Address, Connector, Durability, Link, Listener, Session, sentinel_watch, session,
+    Acknowledger, Address, Connector, Durability, Link, Listener, Session, listening,
+    sentinel_watch,
 };
 
 /// A server, the task that carries commands to it, and the one that listens to it. Both begin
@@ -60,7 +61,7 @@ impl Node {
         let epochs = Arc::clone(&identity.epochs);
         let session = Session::new(Arc::clone(&identity.session), grace, id, epochs);
         let listener = Weak::clone(&identity.listener);
-        let listening = session::run(connector.clone(), Arc::clone(&session), listener);
+        let listening = listening::run(connector.clone(), Arc::clone(&session), listener);
         tasks.spawn_on(task(listening), runtime);
         let listener = Weak::clone(&identity.listener);
         Arc::new(Self {

@@ -1,162 +1,29 @@
-//! Opening connections, to a primary and to what tells of it, and asking on them.
+//! Asking on an open connection.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, ConnectionInfo, Pipeline, RedisResult, Value};
+use redis::{Cmd, Pipeline, RedisResult, Value};
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::watch;
 use tokio::task::unconstrained;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::ReusableBoxFuture;
 
-use crate::error::{Code, Error};
-use crate::wire::reply::{is_replica, read_by};
-use crate::wire::{Address, Dialer, Pushes, Sentinel, Socket, request};
-
-/// Opens connections to the server, wherever that is at the moment: it is looked up before each.
-/// Clones open connections of the same client.
-#[derive(Clone, Debug)]
-pub(crate) struct Connector {
-    /// How to connect; with sentinels its host is the name of the service.
-    pub(super) server: ConnectionInfo,
-    /// Those that are asked where the server is.
-    pub(crate) sentinels: Arc<[Sentinel]>,
-    /// What a majority of the sentinels named last, as long as that can be used.
-    pub(super) agreed: Arc<Mutex<Option<Address>>>,
-    pub(crate) dialer: Dialer,
-    /// The server that is the one to use.
-    pub(super) latest: watch::Sender<Latest>,
-}
+use crate::error::Error;
+use crate::wire::{Pushes, Socket};
 
 /// Where the server was found, by the question that was asked last of those that found one. `None`
 /// if that cannot be reached.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Latest {
-    found: Option<Arc<str>>,
-    asked: Option<Instant>,
+    pub(super) found: Option<Arc<str>>,
+    pub(super) asked: Option<Instant>,
 }
 
 impl Latest {
-    fn is(&self, address: &str) -> bool {
+    pub(super) fn is(&self, address: &str) -> bool {
         self.found.as_deref() == Some(address)
-    }
-}
-
-impl Connector {
-    /// Asks the server this one thing, on a connection of its own. A replica may answer it too.
-    pub(crate) async fn ask<T>(
-        &self,
-        cmd: Cmd,
-        read: impl FnOnce(&Value) -> Option<T>,
-    ) -> Result<T, Error> {
-        let client = self.find().await?;
-        let limit = self.dialer.response_timeout;
-        let (mut socket, _) = self.dialer.open(&client, Some(limit)).await?;
-        let reply = socket.redis.send_packed_command(&cmd);
-        read_by(within(limit, reply).await, read)
-    }
-
-    /// Looks up where the server is and connects to it, if it is a primary.
-    pub(crate) async fn open(&self) -> Result<Connection, Error> {
-        let asked = Instant::now();
-        let client = self.find().await?;
-        let reached = self.reach(&client, asked).await;
-        reached.inspect_err(|_| self.forget())
-    }
-
-    /// Connects to this server, if it is a primary, and tells the other connections that it is the
-    /// one to use.
-    async fn reach(&self, client: &redis::Client, asked: Instant) -> Result<Connection, Error> {
-        // Both together have the time of one answer.
-        let (limit, began) = (self.dialer.response_timeout, Instant::now());
-        let (mut socket, pushes) = self.dialer.open(client, Some(limit)).await?;
-        let hello = request::hello(self.dialer.label.as_deref());
-        let answer = socket.redis.send_packed_command(&hello);
-        let answer = within(limit.saturating_sub(began.elapsed()), answer).await;
-        let answer = answer.map_err(Error::unasked)?;
-        let address: Arc<str> = client.get_connection_info().addr().to_string().into();
-        if is_replica(&answer) {
-            return Err(Error::from_text(&format!(
-                "READONLY the server at {address} is a replica"
-            )));
-        }
-        self.has_found(Some(Arc::clone(&address)), asked);
-        if !self.latest.borrow().is(&address) {
-            return Err(Error::elsewhere());
-        }
-        Ok(Connection {
-            socket,
-            pushes,
-            address,
-            latest: self.latest.subscribe(),
-        })
-    }
-
-    /// What a question has found that was asked then. A connection to another server that was
-    /// opened by older knowledge follows; if newer knowledge has come meanwhile, while the server
-    /// was slow to answer, it is this one that does.
-    fn has_found(&self, found: Option<Arc<str>>, asked: Instant) {
-        self.latest.send_if_modified(|latest| {
-            let asked = Some(asked);
-            let is_news = asked >= latest.asked;
-            if is_news {
-                *latest = Latest { found, asked };
-            }
-            is_news
-        });
-    }
-
-    /// Asks the sentinels whether the server that was reached last is still the primary. If a
-    /// majority names another, twice in a row, and that says so too, the connections to the old one
-    /// are given up, also if it cannot be reached: what is held at the old one may be granted to
-    /// others there. One that is a replica still changes nothing: it is asked about again.
-    ///
-    /// Sentinels that do not answer `within` this time count as silent. While the others do not
-    /// agree yet, a silent one would otherwise delay the next question.
-    ///
-    /// Whether the server was given up for another.
-    pub(crate) async fn ask_sentinels(&self, within: Duration) -> bool {
-        let (within, asked) = (self.dialer.response_timeout.min(within), Instant::now());
-        let client = self.named_otherwise(within).await;
-        let Some(client) = client else { return false };
-        let before = self.latest.borrow().clone();
-        // While nothing is in use, whoever connects asks too, and has the time of a reply for one
-        // that stands still. Waited for here as well, it would put off the next question, and be
-        // in use when it goes on as a primary that was replaced meanwhile.
-        let limit = before.found.is_none().then_some(within);
-        let reached = timeout(limit.unwrap_or(Duration::MAX), self.reach(&client, asked));
-        match reached.await {
-            Err(_) => false,
-            Ok(Ok(there)) => before.found.is_some() && !before.is(&there.address),
-            Ok(Err(error)) if error.code() == Code::ReadOnly => {
-                self.forget();
-                false
-            }
-            Ok(Err(_)) => {
-                self.has_found(None, asked);
-                true
-            }
-        }
-    }
-
-    /// The server that a majority names twice in a row, if it is not the one that was reached last.
-    async fn named_otherwise(&self, within: Duration) -> Option<redis::Client> {
-        let other = async || {
-            // However late each of them answers within this time.
-            let (named, by_most) = self.primary(within, within).await.ok()?;
-            (by_most && !self.is_at(&named)).then_some(named)
-        };
-        let first = other().await?;
-        sleep(AGAIN_AFTER).await;
-        let again = other().await.filter(|again| *again == first)?;
-        self.client_of(&again).ok()
-    }
-
-    /// Whether the server that was reached last was found at this address.
-    pub(crate) fn is_at(&self, address: &Address) -> bool {
-        let latest = self.latest.borrow();
-        latest.is(&self.other(address).shown())
     }
 }
 
@@ -172,12 +39,12 @@ pub(super) async fn within<T>(
 
 /// A connection to a primary. Dropping it closes the socket.
 pub(crate) struct Connection {
-    socket: Socket,
+    pub(super) socket: Socket,
     /// Nothing comes by it, but it ends with the connection.
-    pushes: Pushes,
+    pub(super) pushes: Pushes,
     /// Where it leads.
-    address: Arc<str>,
-    latest: watch::Receiver<Latest>,
+    pub(super) address: Arc<str>,
+    pub(super) latest: watch::Receiver<Latest>,
 }
 
 /// Commands that are sent in one write, and kept to be sent again.
@@ -292,13 +159,10 @@ pub(crate) type Values = SmallVec<[Value; 1]>;
 /// The replies to a batch; they come together or not at all.
 pub(crate) type Answered = Result<Values, Error>;
 
-/// Sentinels that do not agree yet are given this time to say something else: connections must not
-/// go to and fro between two servers.
-const AGAIN_AFTER: Duration = Duration::from_millis(100);
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::wire::{Connector, Dialer};
     use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
     use tokio::net::{TcpListener, TcpStream};
 

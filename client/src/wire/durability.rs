@@ -16,17 +16,8 @@ use tokio::time::timeout;
 
 use crate::wire::connection::Batch;
 use crate::wire::reply::{read_by, read_copied, read_renewed};
-use crate::wire::{Connection, Connector, Values, request};
+use crate::wire::{Connection, Connector, Durability, Values, request};
 use crate::{Error, ErrorKind, PAUSE_MAX, Pace, task};
-
-/// Who must have a grant before it counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Durability {
-    pub(crate) replicas: u32,
-    /// On their disks, and on that of the server.
-    pub(crate) on_disk: bool,
-    pub(crate) within: Duration,
-}
 
 impl Durability {
     /// Whether it is enough that it is on the server's disk, if it is, and at so many replicas; if

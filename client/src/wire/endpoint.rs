@@ -1,16 +1,13 @@
-//! Where the server is: at a URL, or where the sentinels say that the service has its primary.
+//! What a URL says: where a server is, and how to connect to it.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
-use tokio::sync::watch;
 
-use crate::wire::{Connector, Dialer, Sentinel};
-use crate::{Error, locked, part};
+use crate::Error;
 
 /// Where a node listens.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,65 +24,6 @@ impl Address {
     }
 }
 
-impl Connector {
-    /// Reads the URLs and the certificates; no I/O.
-    pub(crate) fn new(url: &str, sentinels: &[String], dialer: &Dialer) -> Result<Self, Error> {
-        let certificates = &dialer.certificates;
-        let sentinels = sentinels.iter().map(|url| {
-            let info = with_port(read(url)?, url, SENTINEL_PORT);
-            certificates.client(info).map(Sentinel::new)
-        });
-        let connector = Self {
-            server: read(url)?,
-            sentinels: sentinels.collect::<Result<_, _>>()?,
-            agreed: Arc::default(),
-            dialer: dialer.clone(),
-            latest: watch::Sender::default(),
-        };
-        // Says now what is wrong with the certificates.
-        certificates.client(connector.server.clone())?;
-        Ok(connector)
-    }
-
-    /// Connects to this very server in the same way, as this user.
-    pub(crate) fn other(&self, address: &Address) -> Self {
-        Self {
-            server: at(&self.server, address),
-            latest: watch::Sender::default(),
-            ..self.clone()
-        }
-    }
-
-    /// The address in the URL, as it is shown.
-    pub(crate) fn shown(&self) -> String {
-        self.server.addr().to_string()
-    }
-
-    /// The address in the URL; with sentinels its host is what they call the service.
-    pub(crate) fn address(&self) -> Address {
-        address(&self.server)
-    }
-
-    /// Where the server is now.
-    pub(super) async fn find(&self) -> Result<redis::Client, Error> {
-        if self.sentinels.is_empty() {
-            return self.dialer.certificates.client(self.server.clone());
-        }
-        let within = self.dialer.response_timeout;
-        let (address, _) = self.primary(within, part(within, SOON)).await?;
-        self.client_of(&address)
-    }
-
-    pub(super) fn client_of(&self, address: &Address) -> Result<redis::Client, Error> {
-        self.dialer.certificates.client(at(&self.server, address))
-    }
-
-    /// What was found could not be used: nothing speaks for it any more but the sentinels.
-    pub(super) fn forget(&self) {
-        *locked(&self.agreed) = None;
-    }
-}
-
 /// What a client shows and trusts when it speaks TLS, in PEM.
 #[derive(Clone, Default)]
 pub(crate) struct Certificates {
@@ -98,7 +36,7 @@ pub(crate) struct Certificates {
 }
 
 impl Certificates {
-    fn client(&self, info: ConnectionInfo) -> Result<redis::Client, Error> {
+    pub(super) fn client(&self, info: ConnectionInfo) -> Result<redis::Client, Error> {
         #[cfg(feature = "tls")]
         if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
             return self.tls_client(info);
@@ -149,7 +87,7 @@ impl fmt::Debug for Certificates {
 }
 
 /// How to connect to `url`, whether it is a server's or a sentinel's.
-fn read(url: &str) -> Result<ConnectionInfo, Error> {
+pub(super) fn read(url: &str) -> Result<ConnectionInfo, Error> {
     let asks_for_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
     if asks_for_tls && cfg!(not(feature = "tls")) {
         let missing = "the URL asks for TLS, which needs the crate's feature `tls`";
@@ -168,7 +106,7 @@ fn read(url: &str) -> Result<ConnectionInfo, Error> {
 }
 
 /// The same with this port, if the URL names none.
-fn with_port(info: ConnectionInfo, url: &str, port: u16) -> ConnectionInfo {
+pub(super) fn with_port(info: ConnectionInfo, url: &str, port: u16) -> ConnectionInfo {
     let named = redis::parse_redis_url(url).is_some_and(|url| url.port().is_some());
     if named || matches!(info.addr(), ConnectionAddr::Unix(_)) {
         return info;
@@ -178,7 +116,7 @@ fn with_port(info: ConnectionInfo, url: &str, port: u16) -> ConnectionInfo {
 }
 
 /// That of a Unix socket is empty.
-fn address(server: &ConnectionInfo) -> Address {
+pub(super) fn address(server: &ConnectionInfo) -> Address {
     match server.addr() {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Address {
             host: host.as_str().into(),
@@ -189,7 +127,7 @@ fn address(server: &ConnectionInfo) -> Address {
 }
 
 /// Another server, spoken to in the same way.
-fn at(server: &ConnectionInfo, Address { host, port }: &Address) -> ConnectionInfo {
+pub(super) fn at(server: &ConnectionInfo, Address { host, port }: &Address) -> ConnectionInfo {
     let (host, port) = (String::from(&**host), *port);
     server.clone().set_addr(match server.addr() {
         ConnectionAddr::TcpTls { insecure, .. } => ConnectionAddr::TcpTls {
@@ -202,110 +140,5 @@ fn at(server: &ConnectionInfo, Address { host, port }: &Address) -> ConnectionIn
     })
 }
 
-/// The other sentinels may take this part of the time once one has answered.
-const SOON: u32 = 8;
-
 /// A silent connection is probed after this long, and then as often.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-
-/// Where a sentinel listens unless its URL says otherwise.
-const SENTINEL_PORT: u16 = 26379;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn new(
-        url: &str,
-        sentinels: &[String],
-        certificates: &Certificates,
-    ) -> Result<Connector, Error> {
-        let dialer = Dialer {
-            certificates: certificates.clone(),
-            ..Dialer::within(Duration::from_secs(1))
-        };
-        Connector::new(url, sentinels, &dialer)
-    }
-
-    fn place(url: &str, sentinels: &[&str]) -> Result<Connector, Error> {
-        let sentinels: Vec<_> = sentinels.iter().map(|url| (*url).to_owned()).collect();
-        new(url, &sentinels, &Certificates::default())
-    }
-
-    fn shown(client: &redis::Client) -> String {
-        client.get_connection_info().addr().to_string()
-    }
-
-    #[test]
-    fn a_sentinel_has_a_port_of_its_own_unless_its_url_says_otherwise() {
-        let sentinels = [
-            "redis://one",
-            "redis://user:secret@two:1234",
-            "redis://[::1]",
-        ];
-        let place = place("redis://my_Service/3", &sentinels).expect("it can be read");
-        assert_eq!(&*place.address().host, "my_Service");
-        let addresses: Vec<_> = place
-            .sentinels
-            .iter()
-            .map(|one| shown(&one.client))
-            .collect();
-        assert_eq!(addresses, ["one:26379", "two:1234", "::1:26379"]);
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_told_before_anything_is_asked() {
-        for (url, sentinels) in [("redis//x", &[][..]), ("redis://x", &["", "redis://y"])] {
-            let error = place(url, sentinels).expect_err("no URL");
-            assert!(error.to_string().contains("URL"), "{error}");
-        }
-    }
-
-    #[cfg(not(feature = "tls"))]
-    #[test]
-    fn without_the_feature_an_address_that_asks_for_tls_is_an_error_that_names_it() {
-        for (url, sentinels) in [("rediss://x", &[][..]), ("redis://x", &["valkeys://y"])] {
-            let error = place(url, sentinels).expect_err("no TLS");
-            assert!(error.to_string().contains("feature `tls`"), "{error}");
-        }
-    }
-
-    #[cfg(feature = "tls")]
-    #[test]
-    fn root_certificates_that_are_none_are_told_before_anything_is_asked() {
-        let wrapped = |label: &str, base64: &str| {
-            format!("-----BEGIN {label}-----\n{base64}\n-----END {label}-----\n")
-        };
-        let roots = [
-            String::new(),
-            "garbage".to_owned(),
-            wrapped("PRIVATE KEY", "AAAA"),
-            wrapped("CERTIFICATE", "AAAA"),
-            wrapped("CERTIFICATE", "?"),
-        ];
-        for root in roots {
-            let certificates = Certificates {
-                root: Some(root.clone().into()),
-                own: None,
-            };
-            let error = new("rediss://x", &[], &certificates).expect_err(&root);
-            assert!(error.to_string().contains("certificate"), "{error}");
-            let sentinels = ["rediss://y".to_owned()];
-            assert!(new("redis://x", &sentinels, &certificates).is_err());
-            assert!(new("redis://x", &[], &certificates).is_ok());
-        }
-    }
-
-    #[cfg(feature = "tls")]
-    #[test]
-    fn certificates_that_cannot_be_read_are_told_before_anything_is_asked() {
-        let certificates = Certificates {
-            root: None,
-            own: Some((b"no certificate".to_vec(), b"no key".to_vec())),
-        };
-        let error = new("rediss://x", &[], &certificates).expect_err("no key");
-        assert!(new("redis://x", &["rediss://y".to_owned()], &certificates).is_err());
-        assert!(error.to_string().contains("certificate"), "{error}");
-        assert!(new("redis://x", &[], &certificates).is_ok());
-    }
-}

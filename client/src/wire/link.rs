@@ -17,7 +17,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::Value;
 use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -25,11 +25,13 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use crate::error::{Code, Error};
+use crate::wire::command::Counted;
 use crate::wire::connection::Batch;
 use crate::wire::reply::{read_bound, read_by};
 use crate::wire::session::Answers;
 use crate::wire::{
-    Answered, Confidence, Connection, Connector, Listener, Replies, Session, request,
+    Answered, Connection, Connector, Expected, Listener, Manner, Outcome, Replies, Request,
+    Sending, Session, request,
 };
 use crate::{PAUSE_MAX, Pace, task};
 
@@ -37,138 +39,6 @@ use crate::{PAUSE_MAX, Pace, task};
 pub(crate) struct Link {
     requests: mpsc::UnboundedSender<Request>,
     unanswered: Arc<AtomicUsize>,
-}
-
-/// A command that waits to be sent, or for its answer.
-pub(crate) struct Request {
-    pub(crate) cmd: Cmd,
-    pub(crate) expected: Expected,
-}
-
-/// The state of a command beside its words.
-pub(crate) struct Expected {
-    then: Then,
-    /// The lock that it is about.
-    pub(crate) name: Arc<[u8]>,
-    manner: Manner,
-    /// Whether it goes behind an `ASKING`: to a node to which its slot is on its way.
-    asking: bool,
-    /// When its caller is told that no answer has come, if it was not told yet.
-    until: Option<Instant>,
-    /// So many links had it.
-    pub(crate) hops: u32,
-    /// The last sending.
-    sent: Option<Sending>,
-    counted: Option<Counted>,
-}
-
-/// How a command is treated that was not answered, or was sent to the wrong node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
-    /// It is sent again; where else, its call decides.
-    Asks,
-    /// It is sent again, also to where its lock is by now.
-    Twice,
-    /// The same, if it was surely not carried out.
-    Once,
-}
-
-/// The outcome of a command.
-pub(crate) enum Outcome {
-    /// It was answered; or it was not carried out, or may not have been, and is sent no more.
-    Told(Result<Value, Error>, Option<Sending>),
-    /// Not for as long as a reply may take. An answer is still to come, if somebody wants it.
-    Overdue(Error),
-}
-
-/// The callback of a command.
-pub(crate) type Then = Box<dyn FnMut(Outcome) + Send>;
-
-/// The time of a sending, and the session's state at that time.
-#[derive(Clone, Debug)]
-pub(crate) struct Sending {
-    pub(crate) at: Instant,
-    /// Whether it had been sent before, and may have been carried out then.
-    pub(crate) again: bool,
-    pub(crate) session: Arc<Session>,
-    pub(crate) confidence: Arc<Confidence>,
-}
-
-impl Sending {
-    /// The session's confidence for a reply that arrives now. If the session has another life by
-    /// now, it is the confidence at the time of sending.
-    pub(crate) fn confidence(&self) -> Arc<Confidence> {
-        let present = self.session.present();
-        let present = present.filter(|present| present.life == self.confidence.life);
-        present.unwrap_or_else(|| Arc::clone(&self.confidence))
-    }
-
-    /// Whether the session has begun anew since.
-    pub(crate) fn is_of_former_life(&self) -> bool {
-        self.session.life() != Some(self.confidence.life)
-    }
-}
-
-/// One of the commands without an answer.
-struct Counted(Arc<AtomicUsize>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Request {
-    pub(crate) fn new(cmd: Cmd, name: &Arc<[u8]>, manner: Manner, then: Then) -> Self {
-        let expected = Expected {
-            then,
-            name: Arc::clone(name),
-            manner,
-            asking: false,
-            until: None,
-            hops: 0,
-            sent: None,
-            counted: None,
-        };
-        Self { cmd, expected }
-    }
-
-    /// To the node to which its slot is on its way.
-    pub(crate) fn asking(mut self, asking: bool) -> Self {
-        self.expected.asking = asking;
-        self
-    }
-
-    /// It is given up.
-    pub(crate) fn fail(mut self, error: Error) {
-        self.expected.told(Err(error));
-    }
-}
-
-impl Expected {
-    fn told(&mut self, reply: Result<Value, Error>) {
-        drop(self.counted.take());
-        (self.then)(Outcome::Told(reply, self.sent.take()));
-    }
-
-    /// No answer has come in time: whether its caller goes on waiting for one.
-    fn overdue(&mut self, trouble: &Error) -> bool {
-        self.until = None;
-        if self.sent.is_some() {
-            (self.then)(Outcome::Overdue(Error::no_reply(None)));
-            return true;
-        }
-        match self.manner {
-            Manner::Twice => {
-                (self.then)(Outcome::Overdue(trouble.clone()));
-                true
-            }
-            Manner::Asks | Manner::Once => {
-                self.told(Err(trouble.clone()));
-                false
-            }
-        }
-    }
 }
 
 impl Link {
@@ -685,12 +555,6 @@ impl InFlight {
         }
         let is_silent = self.silent_since.elapsed() >= self.response_timeout;
         self.is_broken |= is_silent && !self.exchanges.is_empty();
-    }
-}
-
-impl Expected {
-    fn is_due(&self) -> bool {
-        self.until.is_some_and(|until| until <= Instant::now())
     }
 }
 

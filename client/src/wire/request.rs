@@ -7,7 +7,15 @@ use redis::{Arg, Cmd};
 use tokio::time::Instant;
 
 use crate::time::{MILLIS_MAX, up_to_whole_millis};
-use crate::wire::Durability;
+
+/// Who must have a grant before it counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Durability {
+    pub(crate) replicas: u32,
+    /// On their disks, and on that of the server.
+    pub(crate) on_disk: bool,
+    pub(crate) within: Duration,
+}
 
 /// How a lock is held, as commands say it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

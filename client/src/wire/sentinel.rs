@@ -2,33 +2,38 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Value, from_redis_value_ref};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::wire::{Address, Connector, Pushes, Socket};
+use crate::wire::{Address, Dialer, Pushes, Socket};
 use crate::{Error, TIMEOUT_MAX, locked, part, task};
 
 /// Where the primary is, and whether more than half of all sentinels say so.
 type Named = (Address, bool);
 
+/// The sentinels of a service. Clones of a client share them.
+#[derive(Debug)]
+pub(crate) struct Sentinels {
+    all: Vec<Sentinel>,
+    service: Box<str>,
+    dialer: Dialer,
+    /// What a majority of them named last, as long as that can be used.
+    agreed: Mutex<Option<Address>>,
+}
+
 /// A sentinel, and the connection on which it answered last.
-pub(crate) struct Sentinel {
-    pub(super) client: redis::Client,
+struct Sentinel {
+    client: redis::Client,
     open: Mutex<Option<Open>>,
 }
 
 type Open = (Socket, Pushes);
 
 impl Sentinel {
-    pub(super) fn new(client: redis::Client) -> Self {
-        let open = Mutex::default();
-        Self { client, open }
-    }
-
     /// Takes the connection, if it has not been closed: it is put back with the answer. So one that
     /// does not answer is closed.
     fn take(&self) -> Option<Open> {
@@ -43,19 +48,49 @@ impl fmt::Debug for Sentinel {
     }
 }
 
-impl Connector {
+impl Sentinels {
+    pub(super) fn new(clients: Vec<redis::Client>, service: Box<str>, dialer: &Dialer) -> Self {
+        let one = |client| Sentinel {
+            client,
+            open: Mutex::default(),
+        };
+        Self {
+            all: clients.into_iter().map(one).collect(),
+            service,
+            dialer: dialer.clone(),
+            agreed: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    pub(super) fn clients(&self) -> impl Iterator<Item = &redis::Client> {
+        self.all.iter().map(|one| &one.client)
+    }
+
+    /// What was agreed on could not be used.
+    pub(super) fn forget(&self) {
+        *locked(&self.agreed) = None;
+    }
+
     /// Asks all sentinels at once, each for no longer than `within`. What more than half of them
     /// say is taken at once: a dead sentinel then costs no time, and one that is cut off from the
     /// others does not lead to a primary that they have replaced. Without such a majority it is
     /// what most of those say who answer no later than `soon` after the first that knows something;
     /// but if one of them names what a majority named before, it is that, so that changing answers
     /// do not lead to and fro. Beside it, whether more than half of all that were asked say so.
-    pub(super) async fn primary(&self, within: Duration, soon: Duration) -> Result<Named, Error> {
+    pub(super) async fn primary(
+        self: &Arc<Self>,
+        within: Duration,
+        soon: Duration,
+    ) -> Result<Named, Error> {
         let before = locked(&self.agreed).clone();
         // In tasks of their own: a slow one keeps its connection although nobody waits for it.
-        let asked = (0..self.sentinels.len()).map(|place| {
-            let connector = self.clone();
-            tokio::spawn(task(async move { connector.named_by(place, within).await }))
+        let asked = (0..self.all.len()).map(|place| {
+            let this = Arc::clone(self);
+            tokio::spawn(task(async move { this.named_by(place, within).await }))
         });
         let mut asked = asked.collect::<FuturesUnordered<_>>();
         let (mut votes, mut errors) = (BTreeMap::new(), Vec::new());
@@ -68,7 +103,7 @@ impl Connector {
                     deadline = after(soon).map_or(deadline, |soon| soon.min(deadline));
                     let count = votes.entry(address.clone()).or_insert(0_usize);
                     *count = count.saturating_add(1);
-                    if *count > self.sentinels.len() / 2 {
+                    if *count > self.all.len() / 2 {
                         *locked(&self.agreed) = Some(address.clone());
                         return Ok((address, true));
                     }
@@ -81,7 +116,7 @@ impl Connector {
     }
 
     async fn named_by(&self, place: usize, within: Duration) -> Result<Address, Error> {
-        let one = self.sentinels.get(place).ok_or_else(Error::shut_down)?;
+        let one = self.all.get(place).ok_or_else(Error::shut_down)?;
         let answer = timeout(within, self.ask_sentinel(one, within)).await;
         let answer = answer.unwrap_or_else(|_| Err(Error::too_slow(within)));
         let whom = one.client.get_connection_info().addr();
@@ -105,7 +140,7 @@ impl Connector {
         match answer.extract_error().map_err(Error::could_not_connect)? {
             Value::Nil => Err(Error::refused(format!(
                 "it knows no service called {}",
-                self.address().host
+                self.service
             ))),
             answer => read_address(&answer).ok_or_else(other_reply),
         }
@@ -113,8 +148,8 @@ impl Connector {
 
     /// The sentinel's answer on this connection, which is kept then.
     async fn ask_on(&self, one: &Sentinel, mut open: Open) -> Result<Value, Error> {
-        let (mut question, service) = (redis::cmd("SENTINEL"), self.address().host);
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&*service);
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.service);
         let answer = open.0.redis.send_packed_command(&question).await;
         let answer = answer.map_err(Error::could_not_connect)?;
         *locked(&one.open) = Some(open);
@@ -138,7 +173,6 @@ fn read_address(answer: &Value) -> Option<Address> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Dialer;
     use crate::wire::connection::tests::serve;
     use tokio::net::TcpListener;
 
@@ -165,8 +199,8 @@ mod tests {
             for port in ports.iter().copied() {
                 let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
                 let address = listener.local_addr().expect("a port");
-                let url = format!("redis://{address}");
-                sentinels.push(url);
+                let client = redis::Client::open(format!("redis://{address}"));
+                sentinels.push(client.expect("a URL"));
                 tokio::spawn(async move {
                     let (socket, _) = listener.accept().await.expect("it connects");
                     let Some(port) = port else {
@@ -178,8 +212,9 @@ mod tests {
                 });
             }
             let (within, soon) = (Duration::from_secs(60), Duration::from_secs(1));
-            let connector = Connector::new("redis://orders", &sentinels, &Dialer::within(within));
-            connector.expect("URLs").primary(within, soon).await
+            let dialer = Dialer::within(within);
+            let sentinels = Sentinels::new(sentinels, "orders".into(), &dialer);
+            Arc::new(sentinels).primary(within, soon).await
         };
         let (one, two) = (Some(1), Some(2));
         let started = Instant::now();

@@ -11,7 +11,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::backoff::{Backoff, Pace, part_of};
 use crate::chance::random;
-use crate::wire::{Address, Connector, Sentinel, part_of_grace};
+use crate::wire::session::part_of_grace;
+use crate::wire::{Address, Connector};
 use crate::{Error, part};
 
 /// Asks until it is aborted, with the node. That it also listens to one of them makes it quicker;
@@ -61,7 +62,7 @@ async fn follow(connector: &Connector, address: &Address, interval: Duration) {
 /// Listens to one sentinel at a time, and tells the addresses of new primaries. One that does not
 /// let us listen is not asked to again.
 async fn listen(connector: &Connector, told: watch::Sender<Address>) {
-    let mut sentinels: Vec<_> = connector.sentinels.iter().collect();
+    let mut sentinels: Vec<_> = connector.sentinels.clients().collect();
     let mut pace = Pace::default();
     sentinels.sort_by_cached_key(|_| random());
     while let Some(sentinel) = sentinels.first() {
@@ -76,15 +77,12 @@ async fn listen(connector: &Connector, told: watch::Sender<Address>) {
 
 /// Listens until the connection is closed; or why the sentinel did not let us.
 async fn listen_to(
-    sentinel: &Sentinel,
+    sentinel: &redis::Client,
     connector: &Connector,
     told: &watch::Sender<Address>,
 ) -> Result<(), Error> {
     let (within, service) = (connector.dialer.response_timeout, connector.address().host);
-    let (mut connection, mut pushes) = connector
-        .dialer
-        .open(&sentinel.client, Some(within))
-        .await?;
+    let (mut connection, mut pushes) = connector.dialer.open(sentinel, Some(within)).await?;
     let subscribed = timeout(within, connection.redis.subscribe(SWITCHES)).await;
     let subscribed = subscribed.map_err(|_| Error::too_slow(within))?;
     subscribed.map_err(Error::could_not_connect)?;

@@ -1,0 +1,119 @@
+//! The servers of a quorum, and what is asked of them all.
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::timeout;
+
+use crate::api::Client;
+use crate::quorum::{Answers, QuorumError, done, doubt, refusal};
+use crate::{Background, Error, ErrorKind};
+
+/// A server, and its client, which connects by itself as soon as it can.
+pub(crate) struct Member {
+    pub(crate) address: Arc<str>,
+    pub(super) client: Client,
+}
+
+impl Member {
+    /// The client, if its connection is not known to be broken: whoever asks many servers does not
+    /// wait for one that is down.
+    pub(crate) fn client(&self) -> Result<&Client, Error> {
+        let trouble = self.client.context.router.trouble();
+        trouble.map_or(Ok(&self.client), Err)
+    }
+}
+
+/// What the clones of a client, its locks and its guards share.
+pub(crate) struct Core {
+    pub(crate) members: Box<[Arc<Member>]>,
+    /// So many servers are a majority.
+    pub(crate) need: usize,
+    /// For how long each server may be asked.
+    pub(crate) server_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) background: Background,
+}
+
+impl Core {
+    /// Waits until a majority is connected, and a little for the rest; or until none can be.
+    pub(super) async fn connected(&self) -> Result<(), QuorumError> {
+        let routers = self.members.iter().map(|one| &one.client.context.router);
+        let mut trying = pin!(join_all(routers.clone().map(|one| one.tried())));
+        // Each until it is connected to, or says that it never will be.
+        let mut reaching: FuturesUnordered<_> = routers
+            .map(async |one| one.home(&[]).session.attached().await)
+            .collect();
+        let mut all_tried = false;
+        loop {
+            let answers: Answers = self.members.iter().map(|one| one.client().err()).collect();
+            if done(&answers) >= self.need {
+                if !all_tried {
+                    // Those that are later are found when they are there.
+                    let _ = timeout(self.server_timeout, &mut trying).await;
+                }
+                return self.all_different();
+            }
+            if all_tried {
+                let kind = refusal(&answers, self.need);
+                return Err(self.error(kind, "could be connected to", answers));
+            }
+            tokio::select! {
+                _ = &mut trying => all_tried = true,
+                Some(()) = reaching.next() => {}
+            }
+        }
+    }
+
+    /// Looks for one server behind two addresses. It grants a lock once, so it would refuse us what
+    /// it has granted us, and the majority would be of fewer servers than there seem to be; and in
+    /// two of its databases it would be two votes that fail together.
+    ///
+    /// What turns out later is found when it grants a lock.
+    fn all_different(&self) -> Result<(), QuorumError> {
+        let mut addresses = HashMap::new();
+        for Member { address, client } in self.members.iter().map(|one| &**one) {
+            let there = client.context.router.server();
+            let other = there.and_then(|server| addresses.insert(server, address));
+            if let Some(other) = other {
+                let what = format!("{other} and {address} are the same server");
+                return Err(QuorumError::new(ErrorKind::Unavailable, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a server answers, if that comes in time; else the question is dropped.
+    pub(crate) async fn in_time<T>(
+        &self,
+        answer: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let limit = self.server_timeout;
+        let answer = timeout(limit, answer).await;
+        answer.unwrap_or_else(|_| Err(Error::too_slow(limit)))
+    }
+
+    /// Whether a majority has confirmed a renewal or a release.
+    pub(crate) fn confirmed(&self, what: &str, answers: Answers) -> Result<(), QuorumError> {
+        if done(&answers) >= self.need {
+            return Ok(());
+        }
+        Err(self.error(doubt(&answers, self.need), what, answers))
+    }
+
+    /// An error with each server's answer, `None` for what was wished for.
+    pub(crate) fn error(&self, kind: ErrorKind, what: &str, answers: Answers) -> QuorumError {
+        let (did, servers, need) = (done(&answers), self.members.len(), self.need);
+        let what = format!("{did} of {servers} servers {what}, {need} are needed");
+        let addresses = self.members.iter().map(|one| Arc::clone(&one.address));
+        QuorumError {
+            servers: addresses.zip(answers).collect(),
+            ..QuorumError::new(kind, what)
+        }
+    }
+}

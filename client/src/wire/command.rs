@@ -1,0 +1,148 @@
+//! A command for a server, from its hand-over to its answer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use redis::{Cmd, Value};
+use tokio::time::Instant;
+
+use crate::error::Error;
+use crate::wire::{Confidence, Session};
+
+/// A command that waits to be sent, or for its answer.
+pub(crate) struct Request {
+    pub(crate) cmd: Cmd,
+    pub(crate) expected: Expected,
+}
+
+/// The state of a command beside its words.
+pub(crate) struct Expected {
+    pub(super) then: Then,
+    /// The lock that it is about.
+    pub(crate) name: Arc<[u8]>,
+    pub(super) manner: Manner,
+    /// Whether it goes behind an `ASKING`: to a node to which its slot is on its way.
+    pub(super) asking: bool,
+    /// When its caller is told that no answer has come, if it was not told yet.
+    pub(super) until: Option<Instant>,
+    /// So many links had it.
+    pub(crate) hops: u32,
+    /// The last sending.
+    pub(super) sent: Option<Sending>,
+    pub(super) counted: Option<Counted>,
+}
+
+/// How a command is treated that was not answered, or was sent to the wrong node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// It is sent again; where else, its call decides.
+    Asks,
+    /// It is sent again, also to where its lock is by now.
+    Twice,
+    /// The same, if it was surely not carried out.
+    Once,
+}
+
+/// The outcome of a command.
+pub(crate) enum Outcome {
+    /// It was answered; or it was not carried out, or may not have been, and is sent no more.
+    Told(Result<Value, Error>, Option<Sending>),
+    /// Not for as long as a reply may take. An answer is still to come, if somebody wants it.
+    Overdue(Error),
+}
+
+/// The callback of a command.
+pub(crate) type Then = Box<dyn FnMut(Outcome) + Send>;
+
+/// The time of a sending, and the session's state at that time.
+#[derive(Clone, Debug)]
+pub(crate) struct Sending {
+    pub(crate) at: Instant,
+    /// Whether it had been sent before, and may have been carried out then.
+    pub(crate) again: bool,
+    pub(crate) session: Arc<Session>,
+    pub(crate) confidence: Arc<Confidence>,
+}
+
+impl Sending {
+    /// The session's confidence for a reply that arrives now. If the session has another life by
+    /// now, it is the confidence at the time of sending.
+    pub(crate) fn confidence(&self) -> Arc<Confidence> {
+        let present = self.session.present();
+        let present = present.filter(|present| present.life == self.confidence.life);
+        present.unwrap_or_else(|| Arc::clone(&self.confidence))
+    }
+
+    /// Whether the session has begun anew since.
+    pub(crate) fn is_of_former_life(&self) -> bool {
+        self.session.life() != Some(self.confidence.life)
+    }
+}
+
+/// One of the commands without an answer.
+pub(super) struct Counted(pub(super) Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Request {
+    pub(crate) fn new(cmd: Cmd, name: &Arc<[u8]>, manner: Manner, then: Then) -> Self {
+        let expected = Expected {
+            then,
+            name: Arc::clone(name),
+            manner,
+            asking: false,
+            until: None,
+            hops: 0,
+            sent: None,
+            counted: None,
+        };
+        Self { cmd, expected }
+    }
+
+    /// To the node to which its slot is on its way.
+    pub(crate) fn asking(mut self, asking: bool) -> Self {
+        self.expected.asking = asking;
+        self
+    }
+
+    /// It is given up.
+    pub(crate) fn fail(mut self, error: Error) {
+        self.expected.told(Err(error));
+    }
+}
+
+impl Expected {
+    pub(super) fn told(&mut self, reply: Result<Value, Error>) {
+        drop(self.counted.take());
+        (self.then)(Outcome::Told(reply, self.sent.take()));
+    }
+
+    /// No answer has come in time: whether its caller goes on waiting for one.
+    pub(super) fn overdue(&mut self, trouble: &Error) -> bool {
+        self.until = None;
+        if self.sent.is_some() {
+            (self.then)(Outcome::Overdue(Error::no_reply(None)));
+            return true;
+        }
+        match self.manner {
+            Manner::Twice => {
+                (self.then)(Outcome::Overdue(trouble.clone()));
+                true
+            }
+            Manner::Asks | Manner::Once => {
+                self.told(Err(trouble.clone()));
+                false
+            }
+        }
+    }
+}
+
+impl Expected {
+    pub(super) fn is_due(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
+    }
+}

@@ -1,0 +1,304 @@
+//! Finding a server and connecting to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, ConnectionInfo, Value};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::error::{Code, Error};
+use crate::part;
+use crate::wire::connection::{Latest, within};
+use crate::wire::endpoint::{address, at, read, with_port};
+use crate::wire::reply::{is_replica, read_by};
+use crate::wire::{Address, Connection, Dialer, Sentinels, request};
+
+/// Opens connections to the server, wherever that is at the moment: it is looked up before each.
+/// Clones open connections of the same client.
+#[derive(Clone, Debug)]
+pub(crate) struct Connector {
+    /// How to connect; with sentinels its host is the name of the service.
+    server: ConnectionInfo,
+    /// Those that are asked where the server is.
+    pub(crate) sentinels: Arc<Sentinels>,
+    pub(crate) dialer: Dialer,
+    /// The server that is the one to use.
+    latest: watch::Sender<Latest>,
+}
+
+impl Connector {
+    /// Reads the URLs and the certificates; no I/O.
+    pub(crate) fn new(url: &str, sentinels: &[String], dialer: &Dialer) -> Result<Self, Error> {
+        let certificates = &dialer.certificates;
+        let sentinels = sentinels.iter().map(|url| {
+            let info = with_port(read(url)?, url, SENTINEL_PORT);
+            certificates.client(info)
+        });
+        let (server, sentinels) = (read(url)?, sentinels.collect::<Result<_, _>>()?);
+        let sentinels = Sentinels::new(sentinels, address(&server).host, dialer);
+        let connector = Self {
+            server,
+            sentinels: Arc::new(sentinels),
+            dialer: dialer.clone(),
+            latest: watch::Sender::default(),
+        };
+        // Says now what is wrong with the certificates.
+        certificates.client(connector.server.clone())?;
+        Ok(connector)
+    }
+
+    /// Connects to this very server in the same way, as this user.
+    pub(crate) fn other(&self, address: &Address) -> Self {
+        Self {
+            server: at(&self.server, address),
+            latest: watch::Sender::default(),
+            ..self.clone()
+        }
+    }
+
+    /// The address in the URL, as it is shown.
+    pub(crate) fn shown(&self) -> String {
+        self.server.addr().to_string()
+    }
+
+    /// The address in the URL; with sentinels its host is what they call the service.
+    pub(crate) fn address(&self) -> Address {
+        address(&self.server)
+    }
+
+    /// Where the server is now.
+    async fn find(&self) -> Result<redis::Client, Error> {
+        if self.sentinels.is_empty() {
+            return self.dialer.certificates.client(self.server.clone());
+        }
+        let within = self.dialer.response_timeout;
+        let (address, _) = self.sentinels.primary(within, part(within, SOON)).await?;
+        self.client_of(&address)
+    }
+
+    fn client_of(&self, address: &Address) -> Result<redis::Client, Error> {
+        self.dialer.certificates.client(at(&self.server, address))
+    }
+
+    /// Asks the server this one thing, on a connection of its own. A replica may answer it too.
+    pub(crate) async fn ask<T>(
+        &self,
+        cmd: Cmd,
+        read: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<T, Error> {
+        let client = self.find().await?;
+        let limit = self.dialer.response_timeout;
+        let (mut socket, _) = self.dialer.open(&client, Some(limit)).await?;
+        let reply = socket.redis.send_packed_command(&cmd);
+        read_by(within(limit, reply).await, read)
+    }
+
+    /// Looks up where the server is and connects to it, if it is a primary.
+    pub(crate) async fn open(&self) -> Result<Connection, Error> {
+        let asked = Instant::now();
+        let client = self.find().await?;
+        let reached = self.reach(&client, asked).await;
+        reached.inspect_err(|_| self.sentinels.forget())
+    }
+
+    /// Connects to this server, if it is a primary, and tells the other connections that it is the
+    /// one to use.
+    async fn reach(&self, client: &redis::Client, asked: Instant) -> Result<Connection, Error> {
+        // Both together have the time of one answer.
+        let (limit, began) = (self.dialer.response_timeout, Instant::now());
+        let (mut socket, pushes) = self.dialer.open(client, Some(limit)).await?;
+        let hello = request::hello(self.dialer.label.as_deref());
+        let answer = socket.redis.send_packed_command(&hello);
+        let answer = within(limit.saturating_sub(began.elapsed()), answer).await;
+        let answer = answer.map_err(Error::unasked)?;
+        let address: Arc<str> = client.get_connection_info().addr().to_string().into();
+        if is_replica(&answer) {
+            return Err(Error::from_text(&format!(
+                "READONLY the server at {address} is a replica"
+            )));
+        }
+        self.has_found(Some(Arc::clone(&address)), asked);
+        if !self.latest.borrow().is(&address) {
+            return Err(Error::elsewhere());
+        }
+        Ok(Connection {
+            socket,
+            pushes,
+            address,
+            latest: self.latest.subscribe(),
+        })
+    }
+
+    /// What a question has found that was asked then. A connection to another server that was
+    /// opened by older knowledge follows; if newer knowledge has come meanwhile, while the server
+    /// was slow to answer, it is this one that does.
+    fn has_found(&self, found: Option<Arc<str>>, asked: Instant) {
+        self.latest.send_if_modified(|latest| {
+            let asked = Some(asked);
+            let is_news = asked >= latest.asked;
+            if is_news {
+                *latest = Latest { found, asked };
+            }
+            is_news
+        });
+    }
+
+    /// Asks the sentinels whether the server that was reached last is still the primary. If a
+    /// majority names another, twice in a row, and that says so too, the connections to the old one
+    /// are given up, also if it cannot be reached: what is held at the old one may be granted to
+    /// others there. One that is a replica still changes nothing: it is asked about again.
+    ///
+    /// Sentinels that do not answer `within` this time count as silent. While the others do not
+    /// agree yet, a silent one would otherwise delay the next question.
+    ///
+    /// Whether the server was given up for another.
+    pub(crate) async fn ask_sentinels(&self, within: Duration) -> bool {
+        let (within, asked) = (self.dialer.response_timeout.min(within), Instant::now());
+        let client = self.named_otherwise(within).await;
+        let Some(client) = client else { return false };
+        let before = self.latest.borrow().clone();
+        // While nothing is in use, whoever connects asks too, and has the time of a reply for one
+        // that stands still. Waited for here as well, it would put off the next question, and be
+        // in use when it goes on as a primary that was replaced meanwhile.
+        let limit = before.found.is_none().then_some(within);
+        let reached = timeout(limit.unwrap_or(Duration::MAX), self.reach(&client, asked));
+        match reached.await {
+            Err(_) => false,
+            Ok(Ok(there)) => before.found.is_some() && !before.is(&there.address),
+            Ok(Err(error)) if error.code() == Code::ReadOnly => {
+                self.sentinels.forget();
+                false
+            }
+            Ok(Err(_)) => {
+                self.has_found(None, asked);
+                true
+            }
+        }
+    }
+
+    /// The server that a majority names twice in a row, if it is not the one that was reached last.
+    async fn named_otherwise(&self, within: Duration) -> Option<redis::Client> {
+        let other = async || {
+            // However late each of them answers within this time.
+            let (named, by_most) = self.sentinels.primary(within, within).await.ok()?;
+            (by_most && !self.is_at(&named)).then_some(named)
+        };
+        let first = other().await?;
+        sleep(AGAIN_AFTER).await;
+        let again = other().await.filter(|again| *again == first)?;
+        self.client_of(&again).ok()
+    }
+
+    /// Whether the server that was reached last was found at this address.
+    pub(crate) fn is_at(&self, address: &Address) -> bool {
+        let latest = self.latest.borrow();
+        latest.is(&self.other(address).shown())
+    }
+}
+
+/// Sentinels that do not agree yet are given this time to say something else: connections must not
+/// go to and fro between two servers.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
+
+/// The other sentinels may take this part of the time once one has answered.
+const SOON: u32 = 8;
+
+/// Where a sentinel listens unless its URL says otherwise.
+const SENTINEL_PORT: u16 = 26379;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Certificates;
+
+    fn new(
+        url: &str,
+        sentinels: &[String],
+        certificates: &Certificates,
+    ) -> Result<Connector, Error> {
+        let dialer = Dialer {
+            certificates: certificates.clone(),
+            ..Dialer::within(Duration::from_secs(1))
+        };
+        Connector::new(url, sentinels, &dialer)
+    }
+
+    fn place(url: &str, sentinels: &[&str]) -> Result<Connector, Error> {
+        let sentinels: Vec<_> = sentinels.iter().map(|url| (*url).to_owned()).collect();
+        new(url, &sentinels, &Certificates::default())
+    }
+
+    fn shown(client: &redis::Client) -> String {
+        client.get_connection_info().addr().to_string()
+    }
+
+    #[test]
+    fn a_sentinel_has_a_port_of_its_own_unless_its_url_says_otherwise() {
+        let sentinels = [
+            "redis://one",
+            "redis://user:secret@two:1234",
+            "redis://[::1]",
+        ];
+        let place = place("redis://my_Service/3", &sentinels).expect("it can be read");
+        assert_eq!(&*place.address().host, "my_Service");
+        let addresses: Vec<_> = place.sentinels.clients().map(shown).collect();
+        assert_eq!(addresses, ["one:26379", "two:1234", "::1:26379"]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_before_anything_is_asked() {
+        for (url, sentinels) in [("redis//x", &[][..]), ("redis://x", &["", "redis://y"])] {
+            let error = place(url, sentinels).expect_err("no URL");
+            assert!(error.to_string().contains("URL"), "{error}");
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[test]
+    fn without_the_feature_an_address_that_asks_for_tls_is_an_error_that_names_it() {
+        for (url, sentinels) in [("rediss://x", &[][..]), ("redis://x", &["valkeys://y"])] {
+            let error = place(url, sentinels).expect_err("no TLS");
+            assert!(error.to_string().contains("feature `tls`"), "{error}");
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn root_certificates_that_are_none_are_told_before_anything_is_asked() {
+        let wrapped = |label: &str, base64: &str| {
+            format!("-----BEGIN {label}-----\n{base64}\n-----END {label}-----\n")
+        };
+        let roots = [
+            String::new(),
+            "garbage".to_owned(),
+            wrapped("PRIVATE KEY", "AAAA"),
+            wrapped("CERTIFICATE", "AAAA"),
+            wrapped("CERTIFICATE", "?"),
+        ];
+        for root in roots {
+            let certificates = Certificates {
+                root: Some(root.clone().into()),
+                own: None,
+            };
+            let error = new("rediss://x", &[], &certificates).expect_err(&root);
+            assert!(error.to_string().contains("certificate"), "{error}");
+            let sentinels = ["rediss://y".to_owned()];
+            assert!(new("redis://x", &sentinels, &certificates).is_err());
+            assert!(new("redis://x", &[], &certificates).is_ok());
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn certificates_that_cannot_be_read_are_told_before_anything_is_asked() {
+        let certificates = Certificates {
+            root: None,
+            own: Some((b"no certificate".to_vec(), b"no key".to_vec())),
+        };
+        let error = new("rediss://x", &[], &certificates).expect_err("no key");
+        assert!(new("redis://x", &["rediss://y".to_owned()], &certificates).is_err());
+        assert!(error.to_string().contains("certificate"), "{error}");
+        assert!(new("redis://x", &[], &certificates).is_ok());
+    }
+}
