@@ -159,7 +159,9 @@ impl Crate {
 
 /// A text of Rust without comments, and without the tests at its end.
 fn code_of(text: &str) -> String {
-    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    let mut tests = ["mod tests {", "pub(crate) mod tests {"].into_iter();
+    let code = tests.find_map(|tests| Some(text.split_once(&format!("#[cfg(test)]\n{tests}"))?.0));
+    let code = code.unwrap_or(text);
     let lines = code.split_inclusive('\n');
     lines
         .filter(|line| !line.trim_start().starts_with("//"))

@@ -15,7 +15,7 @@ use crate::locks::{Context, Keeper, Owner, guarded};
 /// and one on which the server tells of grants and losses and learns that this client lives. A task
 /// each owns them and connects again when one breaks; a third, the watchdog, renews the leases.
 /// All end when the last clone, the last [`Guard`](crate::Guard) and the last lock named by it have
-/// gone. Where [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge locks, one more
+/// gone. Where [replicas](crate::ClientBuilder::acknowledged_by) have to acknowledge locks, another
 /// connection waits for them.
 #[derive(Clone)]
 pub struct Client {
