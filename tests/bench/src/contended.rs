@@ -380,8 +380,8 @@ fn targets(results: &Results, report: &mut Report) {
         own("most_wins_percent"),
     );
     report.gain = Some(format!(
-        "- 50 clients that fight for one lock get it {} times as often as by publish and retry, at \
-         {} of its CPU time a grant.",
+        "- 50 clients that compete for one lock get it {} times as often as by publish and retry, \
+         for {} of the server's CPU time per grant.",
         against("grants_per_second"),
         against("cpu_us_per_grant"),
     ));
