@@ -100,9 +100,8 @@ fn the_crates_versions_and_the_servers_are_those_that_are_tested() {
     };
     let (version, rust) = (setting("version"), setting("rust-version"));
     let minor = version.rsplit_once('.').unwrap().0;
-    let line = format!(
-        "rlock-client = {{ version = \"{minor}\", path = \"../rlock/client\" }} # Rust {rust} or newer"
-    );
+    let crate_of_ours = format!("{{ version = \"{minor}\", path = \"../rlock/client\" }}");
+    let line = format!("rlock-client = {crate_of_ours} # Rust {rust} or newer");
     assert!(fenced(&readme, "toml")[0].contains(&line), "no line {line}");
     assert!(readme.contains(&format!("version {version}, tested")));
     assert!(readme.contains(&format!("with Rust {rust} or newer")));

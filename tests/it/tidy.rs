@@ -489,7 +489,7 @@ fn figures_in_the_documents_are_those_that_were_measured() {
     let readme = unfolded("README.md");
     let tables = read("docs/bench/tables.md");
     // The first of the gains and the first of the costs.
-    let (gains, costs) = tables.split_once("\nWhat it costs:\n").unwrap();
+    let (gains, costs) = tables.split_once("\nThe costs:\n").unwrap();
     for list in [gains, costs] {
         let first = list.lines().find(|line| line.starts_with("- ")).unwrap();
         let first = first.replace('`', "");

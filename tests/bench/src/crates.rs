@@ -378,8 +378,8 @@ pub(crate) fn report(results: &Results) -> Report {
         best(results, &there),
     );
     report.cost = Some(format!(
-        "- With one task the crate reaches {} of the locks per second of hand-written calls through \
-         the same library, and {} with 64 tasks.",
+        "- With one task the crate reaches {} of the locks per second of hand-written calls \
+         through the same library, and {} with 64 tasks.",
         against(&one, BY_HAND),
         against(&many, BY_HAND),
     ));

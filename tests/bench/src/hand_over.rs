@@ -303,8 +303,8 @@ impl Circle for Scripts {
 pub(crate) fn report(results: &Results) -> Report {
     let mut report = Report::titled("2. Hand-over");
     report.says(
-        "From the moment at which the release is sent until the next holder knows, while so many \
-         wait. Microseconds, and the median against the round trip of a PING beside it.",
+        "From the moment at which the release is sent until the next holder knows, by the number \
+         of waiters. Microseconds, and the median against the round trip of a PING beside it.",
     );
     for waiters in results.sizes("waiters") {
         let at = at("waiters", waiters);

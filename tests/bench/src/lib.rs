@@ -142,7 +142,7 @@ const PARTS: [Part; 10] = [
 
 /// The line that says on what it was measured.
 const RUN: &str = "run.txt";
-/// What the README shows, a sentence each: what one gains, and what it costs.
+/// The main results, a sentence each: the gains, and the costs.
 const FIGURES: &str = "figures.md";
 
 /// Runs the benchmark.
@@ -209,7 +209,7 @@ fn tables(folder: &Path) -> String {
     let gains = reports.iter().filter_map(|report| report.gain.clone());
     let costs = reports.iter().filter_map(|report| report.cost.clone());
     let [gains, costs] = [gains.collect::<Vec<_>>(), costs.collect()].map(|lines| lines.join("\n"));
-    let figures = format!("{gains}\n\nWhat it costs:\n\n{costs}");
+    let figures = format!("{gains}\n\nThe costs:\n\n{costs}");
     fs::write(folder.join(FIGURES), format!("{figures}\n")).unwrap();
     let text = format!(
         "# What `make bench` measured\n\n{line}\nMedians of the rounds; in brackets the least and \

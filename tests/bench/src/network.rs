@@ -329,9 +329,9 @@ pub(crate) fn report(results: &Results) -> Report {
         against(HAND_OVER, PUBLISH, RLOCK),
     );
     report.gain = Some(format!(
-        "- Over a network on which a packet takes 1 ms, the next waiter has the lock {} round trips \
-         after the release. Publish and retry takes {} times as long, and polling every 10 ms {} \
-         times.",
+        "- Over a network on which a packet takes 1 ms, the next waiter has the lock {} round \
+         trips after the release. Publish and retry takes {} times as long, and polling every 10 \
+         ms {} times.",
         against(HAND_OVER, RLOCK, PING),
         against(HAND_OVER, PUBLISH, RLOCK),
         against(HAND_OVER, POLLING, RLOCK),
