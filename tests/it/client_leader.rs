@@ -84,7 +84,7 @@ fn micros() -> u64 {
     since.unwrap().as_micros().try_into().unwrap()
 }
 
-/// What a process has said of a moment.
+/// A process's statement about a moment.
 #[derive(Clone, Debug, PartialEq)]
 enum Said {
     Leads { token: u64 },
@@ -156,8 +156,8 @@ fn terms(lines: &[Line]) -> Vec<Term> {
     terms
 }
 
-/// What is wrong with these: two who led at a time, a later one with a token that is not larger, or
-/// one who leads and has resigned.
+/// A violation in these: two that led at a time, a later one with a token that is not larger, or
+/// one that leads and has resigned.
 fn trouble(terms: &[Term]) -> Option<String> {
     let late = terms
         .iter()
@@ -172,7 +172,7 @@ fn trouble(terms: &[Term]) -> Option<String> {
     pairs.map(|pair| format!("two leaders at a time, or tokens that do not grow: {pair:?}"))
 }
 
-/// A process, and who reads what it writes.
+/// A process, and the thread that reads its lines.
 struct Process {
     child: Child,
     reader: Option<thread::JoinHandle<()>>,

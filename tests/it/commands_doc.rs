@@ -463,7 +463,7 @@ fn cells(row: &str) -> Vec<String> {
     cells.map(|cell| cell.trim().replace('\0', "|")).collect()
 }
 
-/// What stands between backticks.
+/// The words between backticks.
 fn quoted(text: &str) -> Vec<String> {
     text.split('`')
         .skip(1)

@@ -70,7 +70,7 @@ fn no_line_ends_in_blanks() {
 
 #[test]
 fn nothing_was_left_for_later() {
-    // Put together here, so that this file does not name what it forbids.
+    // Put together here, so that this file does not contain the forbidden words.
     let words = [
         ["TO", "DO"],
         ["FIX", "ME"],
@@ -461,7 +461,7 @@ fn links_of_the_documents_lead_somewhere() {
     assert!(dead.is_empty(), "{dead:#?}");
 }
 
-/// What a link says that leads to a heading: its letters, digits and hyphens, with one for a blank.
+/// The anchors of headings: their letters, digits and hyphens, with a hyphen for a blank.
 fn anchors(text: &str) -> Vec<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     headings
@@ -509,7 +509,7 @@ fn figures_in_the_documents_are_those_that_were_measured() {
 }
 
 /// Where the crate is published its README stands alone: its links lead to docs.rs, and nothing of
-/// its examples is hidden. What they lead to is looked for in the sources.
+/// its examples is hidden. Their targets are looked for in the sources.
 #[test]
 fn the_crates_readme_links_to_what_there_is_and_hides_nothing() {
     let readme = read("client/README.md");

@@ -42,7 +42,7 @@ pub(crate) fn measure(run: &Run) -> Results {
     let mut fights = 0;
     for clients in run.up_to(50, &[2, 10, 50, 500]) {
         alternate(BOTH.len(), run.rounds(5), |index, round| {
-            // What the last fight left behind is not in the way of the next.
+            // The last fight's leftovers are not in the way of the next.
             fights += 1;
             let lock = format!("fought:{fights}");
             let values = if index == 0 {
@@ -69,7 +69,7 @@ trait Client {
     fn tally(&mut self) -> &mut Tally;
 }
 
-/// What a client has lived through.
+/// A client's results.
 #[derive(Debug, Default)]
 struct Tally {
     attempts: u64,
@@ -86,7 +86,7 @@ impl Tally {
     }
 }
 
-/// What a fight of that length gave, in the order of the measures.
+/// The results of a fight of that length, in the order of the measures.
 fn fight(run: &Run, host: &mut Host, mut clients: Vec<impl Client>) -> [f64; 8] {
     let poll = watch(&clients);
     let mut events = Vec::with_capacity(1024);
@@ -214,7 +214,7 @@ struct Retrying {
     tally: Tally,
 }
 
-/// What a client that retries waits for: the reply to that, or, asleep, a message.
+/// The state of a client that retries: it waits for a reply or, asleep, for a message.
 enum State {
     Trying,
     Asleep,

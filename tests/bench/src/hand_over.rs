@@ -27,7 +27,7 @@ const LIST: &str = "BLPOP + LPUSH";
 const SCRIPTS: &str = "publish and retry";
 const ALL: [&str; 5] = [PING, BLOCKED, QUEUED, LIST, SCRIPTS];
 
-/// Those who wait for one lock, and the one who holds it.
+/// The waiters of one lock, and its holder.
 pub(crate) trait Circle {
     /// One hand-over: the microseconds from the release to the next holder's knowledge.
     fn hand_over(&mut self) -> f64;
@@ -77,7 +77,7 @@ impl Circle for Ping {
     }
 }
 
-/// A client that holds or waits, and what it says for that.
+/// A client that holds or waits, and its requests.
 struct Member {
     wire: Wire,
     wait: Vec<u8>,

@@ -55,7 +55,7 @@ pub(crate) fn measure(run: &Run) -> Results {
                 round,
                 &[speed, median(&waits)],
             );
-            // What is kept goes back, for the next contender.
+            // The kept lock goes back, for the next contender.
             runtime.block_on(async {
                 let other = client.lock("kept").lock().await.unwrap();
                 other.unlock().await.unwrap();

@@ -253,7 +253,7 @@ impl Lock for Retry {
 
     async fn lock(&self, name: &str) -> String {
         let (mut connection, name) = (self.connection.clone(), format!("scripted:{name}"));
-        // What deletes the latch of the last release is not waited for before the next attempt.
+        // The next attempt does not wait for the deletion of the last release's latch.
         let (mut beside, delete) = (
             self.connection.clone(),
             redis::cmd("DEL").arg(self.latch()).take(),
