@@ -414,11 +414,21 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
     vec![
         (
             "contended-grants",
-            plot("Clients that fight for one lock", "grants a second", speed).draw(),
+            plot(
+                "Clients that compete for one lock",
+                "grants per second",
+                speed,
+            )
+            .draw(),
         ),
         (
             "contended-waits",
-            plot("How long they wait for it", "µs", waits.concat()).draw(),
+            plot(
+                "Clients that compete for one lock: time of a wait",
+                "µs",
+                waits.concat(),
+            )
+            .draw(),
         ),
     ]
 }

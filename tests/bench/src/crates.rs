@@ -483,7 +483,7 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
     };
     let plot = Bars {
         title: "Clients: locks taken and given back",
-        unit: "thousand a second",
+        unit: "thousand per second",
         scale: 1e-3,
         groups: vec![
             group("1 task", at(OWN, 1_u64)),

@@ -355,7 +355,7 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
     };
     let plot = Lines {
         title: "Hand-over: release sent until the next holder knows (median)",
-        over: "waiting for the lock",
+        over: "waiters",
         unit: "µs",
         curves: ALL.map(line).to_vec(),
     };

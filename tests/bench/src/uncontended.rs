@@ -347,7 +347,7 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
     };
     let speed = Bars {
         title: "Uncontended: take and give back",
-        unit: "thousand pairs a second",
+        unit: "thousand pairs per second",
         scale: 1e-3,
         groups: groups("per_second"),
     };
