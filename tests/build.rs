@@ -1,4 +1,4 @@
-//! Tells the tests for which target they were compiled: what they compile themselves is for it too.
+//! Tells the tests for which target they were compiled: their own programs in C are for it too.
 
 use std::env;
 

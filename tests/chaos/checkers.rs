@@ -1,8 +1,8 @@
-//! What must be true of every history, whatever was done to the servers: one file a promise, each
-//! a pure function from a history to its violations.
+//! The promises that every history must keep, under all faults: one file a promise, each a pure
+//! function from a history to its violations.
 //!
-//! No answer is never taken for "no". What a checker builds on is what a history proves, and
-//! `holds.rs` says what that is.
+//! No answer is never taken for "no". A checker builds on the facts that a history proves;
+//! `holds.rs` defines them.
 
 use crate::history::{Fault, History, Time};
 use holds::{Hold, SETTLING, holds};
@@ -48,11 +48,11 @@ pub(crate) const ALL: [(&str, Checker); 9] = [
     ("wanted", wanted::check),
 ];
 
-/// What is proven to be held, but for what a primary that had been replaced may have granted. The
-/// client crate asks the sentinels itself, and while they change their mind it may be connected to
-/// either: two primaries have no common order of grants, and nothing that one of them says is true
-/// at the other. The network of the storm leads all others to one of them; and soon after that a
-/// guard must have noticed.
+/// The proven holds, except the grants that a replaced primary may have made. The client crate asks
+/// the sentinels itself, and while they change their mind it may be connected to either: two
+/// primaries have no common order of grants, and nothing that one of them says is true at the
+/// other. The network of the storm leads all others to one of them; and soon after that a guard
+/// must have noticed.
 fn holds_of_one_primary(history: &History) -> Vec<Hold<'_>> {
     let faults = history.faults.iter();
     let two: Vec<_> = faults
@@ -69,7 +69,7 @@ fn holds_of_one_primary(history: &History) -> Vec<Hold<'_>> {
     holds
 }
 
-/// What a checker says to a history that is written down in a test.
+/// A checker's verdict on a history that is written down in a test.
 #[cfg(test)]
 fn says(checker: Checker, history: &str) -> Vec<String> {
     let violations = checker(&History::parse(history));

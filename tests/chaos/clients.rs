@@ -1,5 +1,5 @@
-//! The clients, in processes of their own, which can be stopped and killed. What they ask and are
-//! told they write down line by line as it happens; `history.rs` has the format.
+//! The clients, in processes of their own, which can be stopped and killed. They write their
+//! requests and answers down line by line as they happen; `history.rs` has the format.
 
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, Write as _};
@@ -27,7 +27,7 @@ pub(crate) use commands::{LOCKS, LOCKS_OF_A_SLOT, LONGEST_LEASE, Locks};
 pub(crate) use many_holds::locks_looked_at;
 pub(crate) use packets::LOCKS_IN_PACKETS;
 
-/// What a process does.
+/// The work of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     Plain,
@@ -77,8 +77,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts it; what it writes down goes to `record`. It connects to the first address; those
-    /// behind it are sentinels, which the client crate asks instead.
+    /// Starts it; its lines go to `record`. It connects to the first address; those behind it are
+    /// sentinels, which the client crate asks instead.
     pub(crate) fn start(
         name: String,
         role: Role,
@@ -120,7 +120,7 @@ impl Process {
         kill_process(id.expect("a process's number"), signal).expect("our child");
     }
 
-    /// Tells it to finish what it is at.
+    /// Tells it to finish its present step and end.
     pub(crate) fn tell_to_stop(&mut self) {
         // It may have died.
         let _ = self
@@ -233,7 +233,7 @@ fn threads(life: &Arc<Life>, random: &mut Random, count: usize, run: fn(&Life, R
     });
 }
 
-/// What the threads of a process share.
+/// The state that the threads of a process share.
 #[derive(Debug)]
 struct Life {
     name: String,

@@ -1,4 +1,4 @@
-//! What is done to the servers, the networks and the processes, one after the other.
+//! The faults of servers, networks and processes, one after the other.
 
 use std::thread;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::history::{Time, now};
 use crate::random::Random;
 use crate::world::World;
 
-/// What is there, and so what can be done to it.
+/// The set-up of a storm, which decides the faults that are possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Menu {
     /// One server.
@@ -206,7 +206,7 @@ impl Kind {
             Flush => "flush",
             Clock => "clock",
             Failover => "failover",
-            // What has not been replicated may be lost in any of them.
+            // Unreplicated writes may be lost in any of them.
             Promote | SentinelKill | SentinelStop | SentinelOrder => "promote",
             NoRoom => "no-room",
             MoveSlot => "move-slot",
@@ -270,7 +270,7 @@ impl Kind {
                 to = Some(lock);
             }
             Clock => {
-                // Two steps, each of which ends leases or draws them out.
+                // Two steps; each ends leases or prolongs them.
                 set_the_clock(world, random);
                 // The module compares the clocks ten times a second: it may see this, or not.
                 Self::rest(random, 1000);
@@ -329,7 +329,7 @@ impl Kind {
         }
     }
 
-    /// What the sentinels make of a primary that is dead, or silent, or that they are told to
+    /// The sentinels' answer to a primary that is dead, or silent, or that they are told to
     /// replace. The clients learn of it when the sentinels agree.
     fn strike_the_watched(self, world: &mut World, random: &mut Random) {
         world.watch.look_at(None);
@@ -596,7 +596,7 @@ impl World {
         self.await_replica();
     }
 
-    /// Whoever is promoted next has first caught up.
+    /// The next server to be promoted has caught up first.
     fn await_replica(&self) {
         if let Some(replica) = self.servers.get(1) {
             until("the replica is connected", || {

@@ -1,5 +1,5 @@
-//! What was asked, what was told, and when: one text line each, so that a process which is killed
-//! leaves behind what it had said, and a history can be read by people.
+//! Requests, answers and their times: one text line each, so that a killed process leaves its lines
+//! behind, and people can read a history.
 //!
 //! ```text
 //! ask     ID TIME OWNER LOCK,… MODE TIE acquire LEASE-MS none|block|queue|guard
@@ -23,10 +23,10 @@
 //! ```
 //!
 //! IDs are `PROCESS.NUMBER`, or `PROCESS_SESSION.NUMBER` where a process has sessions that end
-//! before it does: `closed` then names the session, and what befalls the process befalls each.
-//! MODE is `plain`, `read`, `write`, or `permits:N` for so many of [`LIMIT`] permits, and COUNT is
-//! that number then; TIE is `free`, or `session` for a hold that ends with a
-//! connection. Times are microseconds of the clock that all processes share.
+//! before it does: `closed` then names the session, and what befalls the process befalls each. MODE
+//! is `plain`, `read`, `write`, or `permits:N` for N of [`LIMIT`] permits, and COUNT is N then; TIE
+//! is `free`, or `session` for a hold that ends with a connection. Times are microseconds of the
+//! clock that all processes share.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -65,7 +65,7 @@ impl Mode {
         }
     }
 
-    /// The count of an owner who had this count and is granted it again.
+    /// The count of an owner that had this count and is granted the lock again.
     pub(crate) fn next_count(self, count: u32) -> u32 {
         match self {
             // With `ONCE`: the lease starts anew.
@@ -112,7 +112,7 @@ pub(crate) enum Told {
         token: u64,
     },
     Left(u32),
-    /// One hold of each of so many locks; how many are left is not said.
+    /// One hold of each of several locks; the answer does not say how many are left.
     Gave(u32),
     Renewed(u32),
     Lost,
@@ -152,7 +152,7 @@ pub(crate) struct Wanted {
     pub(crate) owner: String,
 }
 
-/// What `RLOCK.INFO` said.
+/// An answer of `RLOCK.INFO`.
 #[derive(Debug, Clone)]
 pub(crate) struct Sample {
     pub(crate) asked: Time,

@@ -1,10 +1,10 @@
-//! What a lock alone cannot do, shown beside what a token and a guarded command can.
+//! The limits of a lock alone, shown beside a token and a guarded command.
 //!
-//! The same application three times: it keeps a set in a store, and whoever adds to it holds a
-//! lock while it reads and writes the set back. Again and again a process is stopped, for longer
-//! than its lease, between its last look at its guard and its write. The one that trusts its lock
-//! must lose elements that it had acknowledged: were none lost, this would not show what it says.
-//! The one whose store looks at tokens must lose none, nor the one whose commands are guarded.
+//! The same application three times: it keeps a set in a store, and whoever adds to it holds a lock
+//! while it reads and writes the set back. Again and again a process is stopped, for longer than
+//! its lease, between its last look at its guard and its write. The one that trusts its lock must
+//! lose elements that it had acknowledged: if none were lost, the test would prove nothing. The one
+//! whose store looks at tokens must lose none, nor the one whose commands are guarded.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use rustix::process::Signal;
 
 use crate::clients::{LOCKS, Process, Role};
 
-/// What became of a set.
+/// The fate of a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) added: usize,

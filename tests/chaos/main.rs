@@ -110,7 +110,7 @@ fn round(number: u64, menu: Menu, mut random: Random, length: Duration) -> Round
         kind.strike(&mut world, &mut random.split());
         world.follow_sentinels();
         *round.faults.entry(kind).or_default() += 1;
-        // Calm, so that what follows from one fault is told from what follows from the next.
+        // Calm, so that the effects of one fault are told from those of the next.
         std::thread::sleep(Duration::from_millis(random.within(50, 700)));
     }
     let (lines, left) = world.end();

@@ -21,7 +21,7 @@ impl Random {
         low + self.next() % (high - low)
     }
 
-    /// True so many times in a hundred.
+    /// True with this probability, in percent.
     pub(crate) fn percent(&mut self, percent: u64) -> bool {
         self.within(0, 100) < percent
     }

@@ -1,4 +1,4 @@
-//! What was done, and what was found.
+//! The faults that were carried out, and the violations that were found.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -109,7 +109,7 @@ fn excerpt(violation: &Violation, lines: &[String]) -> String {
             "told" | "queued" => ids.contains(&words[1]),
             "fault" => is_near(),
             "info" if speaks && is_near() => {
-                // Only what has changed.
+                // Only the changes.
                 let before = std::mem::replace(&mut seen, line.splitn(4, ' ').last().unwrap());
                 before != seen
             }

@@ -1,4 +1,4 @@
-//! Asks the server again and again who holds and who waits, on a connection that nothing disturbs.
+//! Asks the server again and again for holders and queues, on a connection that nothing disturbs.
 
 use std::io;
 use std::net::SocketAddr;
@@ -147,7 +147,7 @@ fn queue(info: &Reply) -> String {
     }))
 }
 
-/// The mode of one who has permits, or waits for them.
+/// The mode of a holder of permits, or of a waiter for them.
 fn permits(of: &Reply) -> String {
     format!("permits:{}", of.get("permits").int())
 }

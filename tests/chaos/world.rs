@@ -40,10 +40,10 @@ pub(crate) struct World {
     agreed: Time,
 }
 
-/// What a machine under load makes a server wait is not to be taken for its death.
+/// Longer than a machine under load holds a server up, so that this is not taken for its death.
 const DOWN_AFTER_MS: u32 = 2000;
 
-/// What is stuck is so for ever; a busy machine takes less.
+/// A busy machine takes less; only a stuck server takes longer.
 const IN_THE_END: Duration = Duration::from_secs(20);
 
 fn roles(menu: Menu) -> &'static [Role] {
@@ -128,9 +128,8 @@ impl World {
         self.watch.look_at(Some(address));
     }
 
-    /// On a busy machine the sentinels can replace a primary that had no fault.
-    /// Then that happened at some time since they were last asked, and what the old one said since
-    /// is not what is true.
+    /// On a busy machine the sentinels can replace a primary that had no fault. Then that happened
+    /// at some time since they were last asked, and later words of the old one do not count.
     pub(crate) fn follow_sentinels(&mut self) {
         let Some(sentinels) = &self.sentinels else {
             return;
@@ -153,8 +152,8 @@ impl World {
         self.note_replaced(since);
     }
 
-    /// The sentinels have replaced the primary since then. What was not replicated may be lost; and
-    /// the old one may have granted locks to those who were still connected to it.
+    /// The sentinels have replaced the primary since then. Unreplicated writes may be lost; and the
+    /// old one may have granted locks to clients that were still connected to it.
     pub(crate) fn note_replaced(&self, since: Time) {
         let until = now();
         self.note(format!("fault {since} {until} promote"));
@@ -200,7 +199,7 @@ impl World {
         self.record.lock().expect("a list").clone()
     }
 
-    /// Ends everything in good order: what was recorded, and what was left behind.
+    /// Ends everything in good order. Returns the records and the leftovers.
     pub(crate) fn end(mut self) -> (Vec<String>, Vec<String>) {
         self.follow_sentinels();
         let mut left = self.no_progress();
@@ -264,17 +263,17 @@ impl World {
     }
 }
 
-/// Whatever is acknowledged is on disk.
+/// Every acknowledged write is on disk.
 fn server() -> Builder {
     Server::builder()
         .settable_clock()
         .on_a_small_disk("always")
         .config("repl-backlog-size 64mb")
-        // A node that has given its last slot away stays what it is.
+        // A node that has given its last slot away stays a primary.
         .config("cluster-allow-replica-migration no")
 }
 
-/// What a server still knows of clients that have ended.
+/// The state that a server still keeps of clients that have ended.
 fn remains(operator: &mut Conn) -> Vec<String> {
     let mut remains = Vec::new();
     let keys = operator.run("KEYS *").texts();

@@ -37,7 +37,7 @@ impl Counted {
             "--compress-strings=no",
             &out,
         ];
-        // What the server does by the clock, it is to do rarely.
+        // The server's periodic work should be rare.
         let server = Server::builder().under(&callgrind);
         let server = ["hz 1", "dynamic-hz no", "jemalloc-bg-thread no"]
             .iter()

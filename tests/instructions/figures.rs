@@ -13,8 +13,8 @@ pub(crate) struct Figures {
     of: Vec<(String, u64)>,
 }
 
-/// What may be more without being an offence, in percent. Two runs of the same module differ by a
-/// fifth of that, and in what blocks by half.
+/// The increase that is tolerated, in percent. Two runs of the same module differ by a fifth of
+/// that, and in what blocks by half.
 const TOLERANCE: f64 = 1.0;
 
 impl Figures {

@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     counted.compare(&Figures::read())
 }
 
-/// Commands are sent for so many keys at a time.
+/// The number of keys for which commands are sent at a time.
 const KEYS: usize = 10;
 
 /// How often that is done to be counted; and then twice as often.

@@ -1,10 +1,10 @@
-//! What is counted: each operation is a few commands, with the replies that they must have.
+//! The operations that are counted: each is a few commands with their expected replies.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::scripts::Scripts;
 
-/// Who holds, and who wants it next; as the crate writes owners.
+/// The holder and the next waiter, in the form in which the crate writes owners.
 pub(crate) const OWNER: &str = "0b6bdc62-8d5c-4c0e-9d6f-6b8a5c1f2e3d:1234";
 pub(crate) const OTHER: &str = "7f3a1d58-2b90-4a77-8c11-90d2e4b6a5c3:1234";
 
@@ -26,13 +26,13 @@ pub(crate) struct Operation {
     pub(crate) name: &'static str,
     /// Sent before it is counted.
     pub(crate) before: Steps,
-    /// What is counted. It leaves everything as it found it.
+    /// The counted commands. They leave everything as they found it.
     pub(crate) steps: Steps,
     /// Sent afterwards.
     pub(crate) after: Steps,
 }
 
-/// What everything is compared with, because none of its code is ours.
+/// The reference for all others, because none of its code is ours.
 pub(crate) const YARDSTICK: &str = "SET NX PX + DEL";
 
 /// This one is counted with `rlock.publish off`.
@@ -134,7 +134,7 @@ fn set_and_del(key: &str) -> Vec<Step> {
     ]
 }
 
-/// What a lock is for.
+/// A write that a lock protects.
 fn set_data(key: &str, guard: &str) -> Step {
     step(format!("{guard}SET data:{key} value"), "+OK")
 }
@@ -156,8 +156,8 @@ fn pair_of_three(key: &str) -> Vec<Step> {
     vec![step(acquire, "[1, _]"), step(release, "3")]
 }
 
-/// From one owner to the other, who waits for the session and fetches what it is told.
-/// It is bound before each count, with a larger number.
+/// From one owner to the other, which waits for the session and fetches its events. It is bound
+/// before each count, with a larger number.
 fn next_epoch() -> u32 {
     static LAST: AtomicU32 = AtomicU32::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) + 1

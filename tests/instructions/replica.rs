@@ -14,7 +14,7 @@ pub(crate) fn count(folder: &Path, figures: &mut Figures) {
     let primary = Server::builder()
         .config("appendonly yes")
         .config("appendfsync no")
-        // Among the replica's commands are to be ours alone.
+        // The replica's commands must be ours alone.
         .config("repl-ping-replica-period 3600")
         .start();
     let before = written(&primary, "aof_current_size");

@@ -5,7 +5,7 @@ use rlock_tests::scripts::{ACQUIRE, COMPARE_AND_DELETE, RELEASE};
 
 use crate::operations::{Step, step};
 
-/// What `RLOCK.GUARD` does without a script.
+/// The script that does the work of `RLOCK.GUARD`.
 const GUARDED: &str = "if redis.call('hexists', KEYS[1], ARGV[1]) == 0 then \
      return redis.error_reply('NOTHELD') end \
      return redis.call('set', KEYS[2], ARGV[2])";

@@ -1,4 +1,4 @@
-//! What it costs to hand a lock from one waiter to the next: Redisson's two ways, and ours.
+//! The cost of handing a lock from one waiter to the next: Redisson's two ways, and ours.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ struct Cost {
     what: &'static str,
     /// From the release to the last one's return.
     took: Duration,
-    /// What clients sent to take and to release: scripts, or our commands.
+    /// The clients' requests to take and to release: scripts, or our commands.
     sent: u64,
     /// All commands, those that scripts ran as well.
     run: u64,

@@ -87,7 +87,7 @@ fn the_module_is_loaded_on_replicas_first_and_is_there_when_one_is_promoted() {
     for server in [&pair.primary, &pair.replica] {
         assert!(format!("{:?}", server.run("MODULE LIST")).contains("rlock"));
         assert_eq!(server.info_number("rlock_grants"), 0);
-        // What Java took may still be under way to the replica.
+        // Java's locks may still be under way to the replica.
         until("it is known who holds it", || {
             server.run("RLOCK.INFO k").get("owner") == &java.id()
         });

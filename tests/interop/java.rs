@@ -1,5 +1,5 @@
-//! The Java process: Redisson clients and their threads, told what to do line by line. What the
-//! lines may say is written in `redisson/Driver.java`.
+//! The Java process: Redisson clients and their threads. They get their commands line by line;
+//! `redisson/Driver.java` documents the lines.
 
 use std::collections::HashMap;
 use std::env;
@@ -20,7 +20,7 @@ static JAVA: LazyLock<Java> = LazyLock::new(Java::start);
 struct Java {
     input: Mutex<ChildStdin>,
     answers: Mutex<HashMap<String, Sender<Line>>>,
-    /// What the two clocks showed at the same time.
+    /// The two clocks' times at the same moment.
     clocks: (Instant, i64),
     /// How far apart the two may have been.
     inaccuracy: Duration,
@@ -34,7 +34,7 @@ struct Line {
     text: String,
 }
 
-/// What a thread was told, and when Redisson was called and returned.
+/// A thread's command, and the times at which Redisson was called and returned.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) text: String,
@@ -176,7 +176,7 @@ impl Redisson {
         Self::open("single", server, watchdog, "")
     }
 
-    /// A client of the cluster of which this is one node.
+    /// A client of this node's cluster.
     #[track_caller]
     pub(crate) fn of_cluster(node: &Server) -> Self {
         Self::open("cluster", node, Duration::from_secs(30), "")
@@ -207,7 +207,7 @@ impl Redisson {
         Self { name, uuid }
     }
 
-    /// What the owners of this client begin with.
+    /// The prefix of this client's owners.
     pub(crate) fn uuid(&self) -> &str {
         &self.uuid
     }
@@ -246,7 +246,7 @@ impl Owner {
         JAVA.say(&format!("{} {} {words}", self.thread, self.client));
     }
 
-    /// What it says about what it was told first.
+    /// Its answer to the first command.
     #[track_caller]
     pub(crate) fn answer(&self) -> Answer {
         self.answer_within(SOON)

@@ -11,7 +11,7 @@ use crate::java::clock_inaccuracy;
 /// machine that is busy takes less.
 pub(crate) const AT_ONCE: Duration = Duration::from_secs(10);
 
-/// Long enough for what must not happen to happen.
+/// Long enough for an event that must not happen.
 pub(crate) const A_WHILE: Duration = Duration::from_secs(1);
 
 /// One of ours that was not told finds out when the server next looks at the key: every second, or

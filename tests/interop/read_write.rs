@@ -38,7 +38,7 @@ fn in_queue(server: &Server, owner: &str, mode: &str) -> Conn {
     server.blocked_in(&format!("RLOCK.ACQUIRE k {owner} 30000 {mode} BLOCK 0"))
 }
 
-/// Java cannot unlock what it does not hold.
+/// Java cannot unlock a lock that it does not hold.
 #[track_caller]
 fn has_lost(java: &Owner, mode: &str) {
     let refused = java.ask(&format!("{mode} k unlock"));
@@ -135,7 +135,7 @@ fn readers_of_both_sides_share_and_writers_of_both_wait() {
     ];
     expected.sort_unstable();
     assert_eq!(holders(&server), expected);
-    // Whoever of the readers leaves first, the others keep the lock.
+    // The first reader to leave, ours or theirs, leaves the lock to the others.
     assert_eq!(let_go(&mut conn, "ours", "READ"), 0);
     reader.does("read k unlock");
     assert_eq!(writer.ask("write k trylock"), "false");
@@ -563,7 +563,7 @@ fn a_dead_java_processs_readers_let_our_writer_in() {
     assert!(gone.elapsed() < watchdog + AT_ONCE);
 }
 
-/// What docs/redisson.md warns of: beside Redisson a READ lease is at most its watchdog's.
+/// The warning of docs/redisson.md: beside Redisson a READ lease is at most its watchdog's.
 #[test]
 fn the_renewal_of_a_java_reader_cuts_a_longer_read_lease_of_ours() {
     let server = Server::start();
@@ -586,8 +586,7 @@ fn the_renewal_of_a_java_reader_cuts_a_longer_read_lease_of_ours() {
     take(&mut conn, "writer", "WRITE");
 }
 
-/// What docs/redisson.md says of older versions: they renew all readers, ours as well, and dead or
-/// not.
+/// docs/redisson.md on older versions: they renew all readers, ours as well, and dead or not.
 #[test]
 fn since_4_4_a_java_reader_renews_none_but_its_own_process() {
     let server = Server::start();

@@ -112,7 +112,7 @@ const HOLD: Duration = Duration::from_millis(1);
 struct Turns {
     what: &'static str,
     took: Duration,
-    /// What clients sent to take and to give back: scripts, or our commands.
+    /// The clients' requests to take and to give back: scripts, or our commands.
     sent: u64,
     /// All commands, those that scripts ran as well.
     run: u64,

@@ -1,6 +1,5 @@
 //! Slots that move as a whole: `CLUSTER MIGRATESLOTS` of Valkey 9, `CLUSTER MIGRATION IMPORT` of
-//! Redis 8.4. What is written while a slot is copied goes along, and nobody holds a lock at both
-//! nodes.
+//! Redis 8.4. Writes during the copy of a slot go along, and nobody holds a lock at both nodes.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
@@ -16,8 +15,8 @@ struct Migration<'a> {
 }
 
 impl<'a> Migration<'a> {
-    /// Begins to move the slot of `key`. It is copied and what is written follows, but the other
-    /// node does not get it until [`Self::finish`].
+    /// Begins to move the slot of `key`. It is copied and later writes follow, but the other node
+    /// does not get it until [`Self::finish`].
     fn begin(key: &str, from: &'a Server, to: &'a Server) -> Self {
         let slot = slot_of(from, key);
         let migration = Self { slot, from, to };
@@ -55,7 +54,7 @@ impl<'a> Migration<'a> {
         }
     }
 
-    /// What the source says of it.
+    /// The source's state of it.
     fn state(&self) -> String {
         let ask = if Version::at_hand().valkey {
             "CLUSTER GETSLOTMIGRATIONS"
@@ -121,7 +120,7 @@ struct Scene {
     life: Conn,
     /// By lock: the owners that are granted while the slot moves.
     granted: Vec<(&'static str, Conn)>,
-    /// Those who wait until it has moved.
+    /// The waiters, until it has moved.
     waiting: Vec<Conn>,
 }
 

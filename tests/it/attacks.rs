@@ -1,4 +1,4 @@
-//! What was found by attacking the core's loop: each function is named for what must be true.
+//! Findings of attacks on the core's loop: the name of each function is the rule that must hold.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ fn with_meddler() -> Server {
     server
 }
 
-/// What is told to the caller and what is stored must be the same.
+/// The reply to the caller and the stored state must agree.
 fn assert_one_truth(server: &Server, conn: &mut Conn, command: &str) {
     assert_one_truth_of(server, conn, command, "bob");
 }
@@ -452,7 +452,7 @@ fn a_writer_comes_in_although_fifty_thousand_readers_never_released() {
     let server = Server::start();
     let mut conn = server.connect();
     conn.run("RLOCK.ACQUIRE k alice 600000 READ").held();
-    // What is left of readers that never released: a field, and no timeout key.
+    // The rest of readers that never released: a field, and no timeout key.
     let dead: Vec<String> = (0..50_500).map(|n| format!("HSET k dead{n} 1")).collect();
     for some in dead.chunks(1000) {
         conn.pipeline(some);

@@ -87,7 +87,7 @@ pub(super) fn see_in_queue<T: Send + 'static>(
     waiting
 }
 
-/// Awaits what must come, or fails.
+/// Awaits this with a deadline, or fails.
 pub(super) async fn soon<T>(what: impl Future<Output = T>) -> T {
     timeout(patience(Duration::from_secs(15)), what)
         .await
@@ -322,7 +322,7 @@ async fn entering_again_does_not_hold_a_lock_for_longer_than_allowed() {
     sleep(3_000 * MS).await;
     let inner = lock.lock().await.unwrap();
     outer.renew().await.unwrap();
-    // Beyond the first lease, and up to what is allowed.
+    // Beyond the first lease, and up to the limit.
     let nearly = Duration::from_secs(19);
     for guard in [&outer, &inner] {
         let passed = taken.elapsed();
@@ -568,7 +568,7 @@ async fn a_frozen_server_cannot_keep_a_guard_from_saying_that_it_is_lost() {
     let guard = client.lock("k").lock().await.unwrap();
     server.freeze();
     let frozen = Instant::now();
-    // What was confirmed last had been sent before that.
+    // The last confirmed command had been sent before that.
     tokio::time::sleep_until((frozen + lease).into()).await;
     assert!(guard.is_lost(), "the server may do as it likes from now on");
     assert_eq!(soon(guard.lost()).await, LostReason::Expired);
@@ -931,8 +931,8 @@ pub(super) fn example_with(urls: &[String], name: &str) -> String {
     panic!("{name} failed\n{complaint}");
 }
 
-/// What cargo does with an example. Not for its package alone: with the features of all packages it
-/// is the one that `make test` has built; with others half of the build would be done once more.
+/// Lets cargo build or run an example. Not for its package alone: with the features of all packages
+/// it is the one that `make test` has built; with others half of the build would be done once more.
 pub(super) fn cargo(verb: &str, example: &str) -> Command {
     let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let mut command = Command::new(cargo);

@@ -7,14 +7,14 @@ use rlock_tests::{Builder, Sentinels, Server, Version, in_sync, until};
 
 use super::client::{calm, see_in_queue, soon, wait_in_queue};
 
-/// What the documentation lists, for servers without the category.
+/// The documented rights, for servers without the category.
 const COMMANDS: &str = "+rlock.acquire +rlock.release +rlock.renew +rlock.cancel +rlock.events \
                         +rlock.bind +rlock.macquire";
 
 /// And for those that have it.
 const CATEGORY: &str = "+@lock -rlock.break -rlock.limit -rlock.sessions -rlock.log";
 
-/// What else is sent on each new connection.
+/// The further commands on each new connection.
 fn introductions() -> &'static str {
     if Version::at_hand().at_least((7, 2), (7, 2)) {
         "+client|setinfo"
@@ -109,7 +109,8 @@ async fn a_user_needs_what_is_documented_and_nothing_more() {
             &format!("~orders:* {CATEGORY} {}", introductions()),
         );
         everything(&server, connect(&server).await.unwrap()).await;
-        // Who knows a session's name could take it over, and RESET forgets what is asked about.
+        // A client that knows a session's name could take it over, and RESET forgets the entries in
+        // question.
         for command in [
             "RLOCK.SESSIONS",
             "RLOCK.LOG RESET",
@@ -298,7 +299,7 @@ async fn sentinels_and_servers_have_users_of_their_own() {
     }
     let service = format!("redis://clerk:secret@{}", Sentinels::SERVICE);
     for number in 0..3 {
-        // What the documentation says, and nothing more.
+        // The documented rights, and nothing more.
         let user = "watcher on >hidden +sentinel|get-master-addr-by-name";
         let sentinel = watched.sentinel(number);
         assert_eq!(sentinel.run(format!("ACL SETUSER {user}")), "OK");

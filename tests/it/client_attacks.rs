@@ -1,5 +1,5 @@
-//! What newer answers of the module may do to the client: WAITING, SESSIONSFULL, OOM, sessions that
-//! end while their connection stays.
+//! The effects of newer answers of the module on the client: WAITING, SESSIONSFULL, OOM, sessions
+//! that end while their connection stays.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -97,7 +97,7 @@ async fn a_node_that_does_not_say_where_it_is_is_where_it_was_asked() {
     let guard = client.lock("k").lock().await.unwrap();
     let waiting = wait_in_queue(&node, &client, "k");
     guard.renew().await.unwrap();
-    // What it tells of itself later is no other node either.
+    // A later answer about itself names no other node either.
     let list = node.run("CLIENT LIST").text();
     let ours = list.lines().filter(|line| line.contains("cmd=rlock."));
     assert_eq!(ours.count(), 2, "{list}");

@@ -1,4 +1,4 @@
-//! What a client is told late, in another order than it happened, or not at all.
+//! Events and replies that reach a client late, in another order, or not at all.
 
 use std::time::{Duration, Instant};
 

@@ -166,7 +166,7 @@ async fn a_stopped_server_makes_guards_say_lost_within_the_grace() {
 }
 
 /// The server stands still for nine tenths of the grace less 100 ms, three times, while a client
-/// has so many guards and a wait. Whether all guards are still held, and nothing was asked for them
+/// has `holds` guards and a wait. Whether all guards are still held, and nothing was asked for them
 /// or for the wait that would not have been asked anyway.
 async fn a_silence_is_survived(grace: Duration, holds: usize) -> bool {
     let server = Server::start();
@@ -282,7 +282,7 @@ pub(super) fn session_connections(server: &Server) -> Vec<String> {
     connections_with(server, "cmd=rlock.events")
 }
 
-/// The ids of the connections of which the server's list says this.
+/// The ids of the connections whose line in the server's list contains this.
 fn connections_with(server: &Server, what: &str) -> Vec<String> {
     let list = server.run("CLIENT LIST").text();
     let lines = list.lines().filter(|line| line.contains(what));

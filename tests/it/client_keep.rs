@@ -69,7 +69,7 @@ async fn who_wants_it_has_it_at_once_if_it_is_idle() {
         let guard = if round % 2 == 0 {
             soon(other.lock()).await.unwrap()
         } else {
-            // Who does not wait is refused once.
+            // A caller that does not wait is refused once.
             assert!(other.try_lock().await.unwrap_err().is_not_acquired());
             until("it is given back", || !is_held(&server, "k"));
             other.try_lock().await.unwrap()
@@ -178,7 +178,7 @@ async fn what_was_lost_is_not_handed_on() {
     });
     let guard = lock.lock().await.unwrap();
     assert!(guard.token() > token);
-    // And while it is used: who waits here asks the server.
+    // And while it is used: a waiter here asks the server.
     let waiting = lock.lock();
     tokio::pin!(waiting);
     assert!(poll_once(waiting.as_mut()).await.is_pending());
@@ -191,8 +191,8 @@ async fn what_was_lost_is_not_handed_on() {
     next.unlock().await.unwrap();
 }
 
-/// The client asks the server once more whether it is lost. Whoever asked for the lock meanwhile
-/// would be handed what somebody else may have.
+/// The client asks the server once more whether it is lost. A caller that asked for the lock
+/// meanwhile would be handed a lock that another owner may have.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_server_said_was_lost_is_not_handed_on_before_that_is_confirmed() {
     let server = Server::start();
@@ -292,7 +292,7 @@ async fn no_more_are_kept_than_may_be_and_the_oldest_go_first() {
     }
     // Not the oldest any more.
     drop(use_it("a").await);
-    // What is used does not count.
+    // A lock in use does not count.
     let used = use_it("d").await;
     assert!(["a", "b", "c"].iter().all(|name| is_held(&server, name)));
     used.unlock().await.unwrap();
@@ -331,7 +331,7 @@ async fn it_goes_back_with_the_client() {
     soon(client.shutdown()).await;
     assert!(!is_held(&server, "used"));
 
-    // With its last handle, and what is used with its guard.
+    // With its last handle; a lock in use, with its guard.
     assert!(leave_idle(&kept(&other, "idle")).await > idle);
     let used = kept(&other, "used").lock().await.unwrap();
     drop(other);
@@ -341,8 +341,8 @@ async fn it_goes_back_with_the_client() {
     until("it is given back", || !is_held(&server, "used"));
 }
 
-/// The server is asked with the ACQUIRE. Asked behind it, a caller who was refused in between would
-/// be refused again.
+/// The ACQUIRE itself asks for the event. If a later command did, a caller refused in between would
+/// not be reported, and would be refused again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_tries_is_refused_once_at_most() {
     let server = Server::start();

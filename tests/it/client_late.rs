@@ -1,5 +1,5 @@
-//! What arrives late, and calls that must end in time. The servers are in memory and time is
-//! paused, so that each test takes the same course every time.
+//! Late messages, and calls that must end in time. The servers are in memory and time is paused, so
+//! that each test takes the same course every time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -230,8 +230,8 @@ fn unlocking_a_quorum_takes_no_longer_than_two_response_timeouts() {
     });
 }
 
-/// Cuts the command connection toward the server until the client has given it up for another. What
-/// was sent on it is still on its way.
+/// Cuts the command connection toward the server until the client has given it up for another. The
+/// commands sent on it are still on their way.
 async fn with_commands_that_are_late(wires: &Wires, given_up: &Arc<Wire>) {
     sleep(20 * SECOND).await;
     assert!(!Arc::ptr_eq(given_up, &wires.commands()));
@@ -303,7 +303,7 @@ fn a_late_release_of_several_frees_no_newer_hold() {
     });
 }
 
-/// The same with a plain lock: what undoes a call of which nobody knows what came of it names no
+/// The same with a plain lock: the command that undoes a call with an unknown outcome names no
 /// token either.
 #[test]
 fn what_undoes_an_unknown_call_and_is_late_frees_no_newer_hold() {
@@ -432,19 +432,19 @@ async fn what_undoes_an_unknown_call_and_is_late_frees_no_newer_hold_at_a_real_s
     first.cut_to_server();
     let unknown = scope.lock("k").try_lock().await;
     assert!(unknown.unwrap_err().is_unknown());
-    // What undoes it is repeated until it is answered.
+    // The command that undoes it is repeated until it is answered.
     until("it is undone", || calls(&server, "release") > 0);
     let guard = scope.lock("k").lease(3600 * SECOND).lock().await.unwrap();
     let mut alice = server.connect();
     first.heal();
-    // Were it still open, what is late would have arrived long before.
+    // If the connection were still open, the late command would have arrived long before.
     sleep(2 * SECOND).await;
     assert!(alice.run("RLOCK.ACQUIRE k alice 3600000").refused() > 0);
     guard.renew().await.unwrap();
 }
 
 /// "A node has another address, and the old one leads to another server": the same while another
-/// node of the cluster is down, so that who serves what is asked only once a second.
+/// node of the cluster is down, so that the slots are asked for only once a second.
 #[test]
 fn a_stranger_at_the_old_address_of_a_node_grants_nothing_while_another_node_is_down() {
     let down = (0..10).map(|step| (true, step * 100));
@@ -506,7 +506,7 @@ fn a_stranger_at_the_old_address_of_a_node_grants_nothing_while_another_node_is_
     }
 }
 
-/// TCP repeats what was sent on a connection that its program has closed for some 100 s.
+/// For some 100 s TCP repeats the bytes of a connection that its program has closed.
 #[test]
 fn a_call_of_our_own_that_is_90_seconds_late_does_not_end_the_client_for_good() {
     rlock_test::run(1, async |network| {
@@ -608,8 +608,8 @@ async fn a_late_call_of_our_own_costs_no_wait_at_a_real_server() {
 
 /// A wait for several locks is dropped while the news of its grant is on the way, and the same
 /// owner asks again before that is given back. The RELEASE names no token, so the second grant is
-/// in doubt; when the server says that there is one the RELEASE is over, and the owner has nothing
-/// else. By the time it is asked for again there is another call of the owner.
+/// in doubt; when the server confirms it the RELEASE is over, and the owner has nothing else. By
+/// the time it is asked for again there is another call of the owner.
 #[test]
 fn a_grant_that_was_in_doubt_is_given_back_though_the_owner_is_alone_by_then() {
     rlock_test::run(1, async |network| {

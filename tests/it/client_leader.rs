@@ -1,10 +1,10 @@
-//! Leader election, as docs/leader-election.md has it: three processes of the example `leader`, of
-//! which leaders are killed, stopped, and told to end.
+//! Leader election, as docs/leader-election.md describes it: the page's loop, and three processes
+//! of the example `leader`, whose leaders are killed, stopped, and told to end.
 //!
-//! `LEADER_ROUNDS=20 cargo test -p rlock-tests --test it -- --nocapture client_leader` tells for
-//! how long there was no leader.
+//! `LEADER_ROUNDS=20 cargo test -p rlock-tests --test it -- --nocapture client_leader` prints how
+//! long there was no leader.
 
-#![allow(clippy::print_stdout, reason = "what was measured is told")]
+#![allow(clippy::print_stdout, reason = "the test prints its measurements")]
 
 use std::collections::HashMap;
 use std::env;
@@ -15,14 +15,69 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use rlock_client::{Client, Error, Guard};
 use rlock_tests::{Server, eventually, until};
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::time::sleep;
 
 use super::client::{cargo, url};
+use super::tidy::read;
 
 const NAMES: [&str; 3] = ["ann", "bob", "cyd"];
 const EXAMPLE: &str = "leader";
 const LOCK: &str = "{example}:leader";
+
+/// Campaigns until it leads, and leads until the work is done. A loss begins the next campaign.
+async fn candidate(client: &Client) -> Result<(), Error> {
+    loop {
+        let guard = match client.lock("leader").lock().await {
+            Ok(guard) => guard,
+            // The server could not be asked, or its reply was lost: an outage is no defeat.
+            Err(error) if error.is_unavailable() || error.is_unknown() => {
+                sleep(Duration::from_secs(1)).await;
+                continue;
+            }
+            Err(error) => return Err(error), // no right, wrong password, no module
+        };
+        tokio::select! {
+            biased;
+            _reason = guard.lost() => {} // another process may lead soon: stop, and campaign again
+            () = lead(&guard) => return guard.unlock().await, // done: resign
+        }
+    }
+}
+
+/// Leads for a moment.
+async fn lead(guard: &Guard) {
+    guard.renew().await.unwrap();
+}
+
+#[test]
+fn the_loop_of_the_page_is_the_one_that_is_tested() {
+    let page = read("docs/leader-election.md");
+    let shown = page.split("```rust\n").nth(1).unwrap();
+    let shown = shown.split("```").next().unwrap();
+    let own = include_str!("client_leader.rs");
+    assert!(own.contains(shown), "{shown}");
+}
+
+#[tokio::test]
+async fn a_campaign_that_begins_in_an_outage_leads_when_the_server_is_back() {
+    let mut server = Server::start();
+    let client = Client::connect(&url(&server)).await.unwrap();
+    server.stop();
+    let campaign = tokio::spawn({
+        let client = client.clone();
+        async move { candidate(&client).await }
+    });
+    // The campaign's first call began before this one, and meets the outage as well.
+    let first = client.lock("another").lock().await.unwrap_err();
+    assert!(first.is_unavailable() || first.is_unknown(), "{first}");
+    server.restart();
+    campaign.await.unwrap().unwrap();
+    client.shutdown().await;
+    assert_eq!(server.holder("leader"), None);
+}
 
 /// The time on the clock of the example, in microseconds.
 fn micros() -> u64 {
@@ -30,7 +85,7 @@ fn micros() -> u64 {
     since.unwrap().as_micros().try_into().unwrap()
 }
 
-/// What a process has said of a moment.
+/// A process's statement about a moment.
 #[derive(Clone, Debug, PartialEq)]
 enum Said {
     Leads { token: u64 },
@@ -102,8 +157,8 @@ fn terms(lines: &[Line]) -> Vec<Term> {
     terms
 }
 
-/// What is wrong with these: two who led at a time, a later one with a token that is not larger, or
-/// one who leads and has resigned.
+/// A violation in these: two that led at a time, a later one with a token that is not larger, or
+/// one that leads and has resigned.
 fn trouble(terms: &[Term]) -> Option<String> {
     let late = terms
         .iter()
@@ -118,7 +173,7 @@ fn trouble(terms: &[Term]) -> Option<String> {
     pairs.map(|pair| format!("two leaders at a time, or tokens that do not grow: {pair:?}"))
 }
 
-/// A process, and who reads what it writes.
+/// A process, and the thread that reads its lines.
 struct Process {
     child: Child,
     reader: Option<thread::JoinHandle<()>>,

@@ -337,7 +337,7 @@ async fn guards_taken_alone_and_together_do_not_cut_each_others_lease_short() {
     promised(&first);
     both.renew().await.unwrap();
     promised(&first);
-    // What waits in between, and comes to more than it held.
+    // A wait in between, which gets more than the owner held.
     let busy = server.connect().take("c", "busy");
     let three = client
         .multi(["a", "b", "c"])

@@ -157,8 +157,8 @@ impl Wake for Drops {
     }
 }
 
-/// A guard is given back when its lease is over, and nobody has looked since. Who hears there that
-/// it is lost may give another back.
+/// A guard is given back when its lease is over, and nobody has looked since. A caller that hears
+/// there of the loss may give another hold back.
 #[test]
 fn who_hears_of_a_loss_while_a_guard_goes_may_drop_another() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! What the calls and guards of one owner do to each other: nothing that was not asked for.
+//! The calls and guards of one owner do nothing to each other that was not asked for.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -126,7 +126,7 @@ async fn never_more_than_the_limit_are_inside_and_a_raised_one_lets_more_in() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_of_a_client_that_dies_are_free_at_once() {
     let server = Server::start();
-    // Whose session connection is the first.
+    // Its session connection is the first.
     let dying = connect(calm().grace(Duration::ZERO), &server).await;
     let other = client(&server).await;
     let exports = dying.semaphore("k", 2);

@@ -125,7 +125,7 @@ pub(super) async fn not_acquired(
     soon(told).await;
 }
 
-/// What each server had to do with an error, by its address.
+/// Each server's part in an error, by its address.
 pub(super) fn reasons(error: &QuorumError) -> HashMap<String, Option<Error>> {
     let servers = error.servers();
     servers
@@ -449,7 +449,7 @@ async fn a_guard_says_lost_before_its_validity_ends_when_a_majority_goes() {
         let gone = reasons[&five.address(i)].is_some();
         assert_eq!(gone, i < 3, "{why}");
     }
-    // What was left is given back at once, and nothing brings the guard back.
+    // The remaining holds are given back at once, and nothing brings the guard back.
     five.all_free("k", 3..5);
     five.0[..3].iter().for_each(Server::thaw);
     five.all_free("k", 0..3);

@@ -296,7 +296,7 @@ async fn a_server_that_was_away_for_longer_than_the_grace_makes_no_second_majori
     not_acquired(async || rival.lock("k").try_lock().await).await;
     five.0[4].kill();
     sleep(grace + 100 * MS).await;
-    // It has forgotten what it granted; by now no guard counts on it.
+    // It has forgotten its grant; by now no guard relies on it.
     assert!(guard.is_lost());
     five.0[4].restart();
     let next = soon(rival.lock("k").lock()).await.unwrap();

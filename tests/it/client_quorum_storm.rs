@@ -113,7 +113,7 @@ async fn use_it(client: QuorumClient, held: Arc<Held>, mut random: Random, over:
         match random.below(3) {
             0 => drop(guard),
             1 => {
-                // Whoever has lost it may yet be renewing it.
+                // A client that has lost it may still be renewing it.
                 let _ = guard.renew().await;
                 let number = held.add(guard);
                 sleep(millis(&mut random, 0, 30)).await;

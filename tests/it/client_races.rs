@@ -1,4 +1,4 @@
-//! Races between what a client does and what it is told, on real servers; more of them are in
+//! Races between a client's calls and its events, on real servers; more of them are in
 //! `client/test/tests/it/races.rs`.
 
 use std::time::{Duration, Instant};

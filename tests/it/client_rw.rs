@@ -16,7 +16,7 @@ use super::client_faults::{LONG_GRACE, client_through, kill_session_connection};
 use super::client_session::{DROPPING, drops, is_granted_within, next_random, waiters};
 use super::ways::two_ways;
 
-/// Who holds the lock `k`, and how: `owner/mode/count`, in the order of the owners.
+/// The holders of the lock `k`, as `owner/mode/count`, in the order of the owners.
 fn holders(server: &Server) -> Vec<String> {
     let info = server.run("RLOCK.INFO k");
     if info.get("ttl-ms") == &0 {

@@ -103,7 +103,7 @@ async fn readers_and_several_locks_of_scopes_are_seen_in_deadlocks() {
     let waiting = see_in_queue(&server, "r", async move { writer.write().await });
     let error = soon(first.multi(["b", "c"]).lock()).await.unwrap_err();
     assert!(error.is_deadlock(), "{error}");
-    // The scope's own: entered again, and with what is missing.
+    // The scope's own locks are entered again, and the missing one is taken.
     let again = soon(second.multi(["b", "c"]).lock()).await.unwrap();
     let error = soon(first.rw_lock("r").write()).await.unwrap_err();
     assert!(error.is_deadlock(), "a reader cannot write: {error}");

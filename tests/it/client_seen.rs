@@ -1,4 +1,4 @@
-//! What operators see of the client: its name in the server, and its events.
+//! The client as operators see it: its name in the server, and its events.
 
 use std::io;
 use std::sync::{Arc, Mutex};

@@ -275,7 +275,7 @@ async fn another_server_behind_the_address(kill: impl Fn(&Server)) {
     // A hold that the second server does not know is not kept alive by what the first one says.
     let lost = async {
         while !guard.is_lost() {
-            // Whoever asks makes the client look.
+            // A request makes the client look.
             let _ = guard.renew().await;
             tokio::time::sleep(20 * MS).await;
         }
@@ -301,7 +301,7 @@ async fn the_session_connection_follows_the_command_connection_to_another_server
     another_server_behind_the_address(kill_command_connection).await;
 }
 
-/// What says it is a sentinel, and names whatever server it is told to.
+/// A false sentinel, which names the server that it is told to name.
 struct Impostor {
     address: SocketAddr,
     state: Arc<ImpostorState>,
@@ -468,7 +468,7 @@ async fn a_new_primary_costs_no_guard_before_it_says_that_it_is_one() {
     assert_eq!(second.holder("k"), None);
 }
 
-/// What is held at a primary that was replaced may be granted to others, whether or not the client
+/// A lock at a primary that was replaced may be granted to others, whether or not the client
 /// reaches the new one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_is_lost_although_the_new_primary_cannot_be_reached() {

@@ -211,7 +211,7 @@ async fn locks_dropped_at_random_moments_under_traffic_leave_no_key_and_no_waite
     until("its sockets are all there are", || sockets(&server) == 4);
 }
 
-/// What this process has in memory, in KiB.
+/// The resident memory of this process, in KiB.
 fn resident_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,5 +1,5 @@
-//! What is heard is about something earlier: the end of a former wait, the answer to a former
-//! command, a hold that was another's. And a last guard that goes when nobody is there to hear.
+//! Late messages about earlier things: the end of a former wait, the answer to a former command,
+//! another owner's hold. And a last guard that is dropped when nobody listens.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -85,8 +85,8 @@ async fn a_call_that_is_told_of_its_end_while_it_asks_again_leaves_no_waiter() {
     assert_eq!(left, 0, "waiters of calls that have ended");
 }
 
-/// The next call of the same scope hears of the end of what was left in the queue, and takes it for
-/// its own: `lock()` says that it has not got the lock.
+/// The next call of the same scope hears of the end of the wait that was left in the queue, and
+/// takes it for its own: `lock()` says that it has not got the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_lock_is_not_told_of_the_end_of_an_earlier_calls_second_wait() {
     let server = Server::start();

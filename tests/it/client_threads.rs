@@ -1,5 +1,6 @@
-//! Two threads use one scope at once. What a command says follows from what its owner has, and the
-//! other thread may hand a command over between the two: here it would, once in some hundred times.
+//! Two threads use one scope at once. A command's words depend on the owner's present holds, and
+//! the other thread may hand a command over between the two: here it would, once in some hundred
+//! times.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -51,8 +52,8 @@ async fn two_threads_of_a_scope_share_one_hold() {
     }
 }
 
-/// A renewal asks for the whole lease, and whoever enters beside it for what is left of that:
-/// behind the renewal it would cut it.
+/// A renewal asks for the whole lease, and an entry beside it for the rest of the lease: carried
+/// out after the renewal, it would cut the lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thread_that_asks_for_less_cuts_no_others_lease() {
     let server = Server::start();
@@ -78,14 +79,14 @@ async fn a_thread_that_asks_for_less_cuts_no_others_lease() {
             let short = short.await.unwrap().unwrap();
             let left = conn.run(format!("PTTL {name}")).int();
             let left = Duration::from_millis(left.unsigned_abs());
-            // What the guard takes off for the drift of clocks is more than the time in between.
+            // The guard's allowance for the drift of clocks is longer than the time in between.
             assert!(both.valid_for() <= left, "{:?}, {left:?}", both.valid_for());
             drop((short, both));
         }
     }
 }
 
-/// What a task of the storm below holds: one lock, or several.
+/// The holds of a task of the storm below: one lock, or several.
 enum Taken {
     One(Guard),
     Several(MultiGuard),
@@ -212,7 +213,7 @@ async fn tasks_of_one_scope_that_overlap_hold_what_they_have_guards_of() {
 
 /// A writer's grant is told by an event, and before that is heard the scope's other calls enter.
 /// Counted in the order in which it is heard, it would be one that nobody knows, and each call
-/// beside a release would give back what it was granted and ask again, until its time is up.
+/// beside a release would give its grant back and ask again, until its time is up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_that_enter_before_a_queued_writer_hears_of_its_grant_are_granted() {
     let server = Server::start();
@@ -297,8 +298,8 @@ async fn a_writers_grant_is_not_taken_by_the_release_of_another_thread() {
     }
 }
 
-/// Two threads of one scope renew at once what they hold of one lock. Where grants must be
-/// acknowledged, who has asked for less may be handed over last.
+/// Two threads of one scope renew their holds of one lock at once. Where grants must be
+/// acknowledged, the shorter of the two leases may be sent last.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_acknowledged_renewal_that_asks_for_less_cuts_no_others_lease() {
     const AT_ONCE: usize = 8;

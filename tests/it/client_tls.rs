@@ -69,7 +69,7 @@ async fn a_server_without_a_trusted_certificate_is_not_used() {
     trusting(&certificates).connect(&named).await.unwrap();
 }
 
-/// Programs print an error and not its sources: what is wrong stands in its text, once.
+/// Programs print an error and not its sources: its text names the cause, once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_reason_why_there_is_no_connection_is_said_once() {
     if !Certificates::are_understood() {

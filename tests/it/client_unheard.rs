@@ -1,4 +1,4 @@
-//! What is not heard, or carried out late, and what follows from that.
+//! Messages that are not heard, commands that are carried out late, and the consequences.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,9 +10,9 @@ use tokio::time::{Instant, sleep};
 
 use super::wires::{MS, SECOND, Slow, URL, Wires, cut, name_in};
 
-/// The old session connection is overdue; another has been attached beside it, and then the old
-/// one ends at the client (a proxy in between, or a firewall, has closed that side), while what was
-/// sent on it is still on its way.
+/// The old session connection is overdue; another has been attached beside it, and then the old one
+/// ends at the client (a proxy in between, or a firewall, has closed that side), while its last
+/// commands are still on their way.
 #[test]
 fn a_late_call_on_an_overdue_connection_that_then_broke_hides_no_loss() {
     rlock_test::run(1, async |network| {
@@ -100,7 +100,7 @@ fn a_late_call_before_many_connections_that_swallowed_theirs_hides_no_loss() {
 }
 
 /// The next command connection is silent when it is told to close the former one: the command has
-/// not been sent, and what is not sent is not unknown.
+/// not been sent, so its outcome is not unknown.
 #[test]
 fn what_was_never_sent_is_not_unknown() {
     rlock_test::run(1, async |network| {
@@ -129,8 +129,8 @@ fn what_was_never_sent_is_not_unknown() {
     });
 }
 
-/// The same with `unlock()`: that the lock was lost is not said, since a first try that was never
-/// made is taken for what has released it.
+/// The same with `unlock()`: the loss is not reported, since a first try that was never made is
+/// taken for the release.
 #[test]
 fn unlock_never_says_that_a_lost_lock_was_given_back() {
     rlock_test::run(1, async |network| {
@@ -496,7 +496,7 @@ fn a_session_that_a_stranger_has_taken_over_has_its_holds_confirmed() {
 
 /// With acknowledgements a renewal that counts goes by another connection than one that confirms
 /// the session: they are not carried out in the order in which they were handed over. The one that
-/// confirms asks for what is left of the lease, and is half a second late.
+/// confirms asks for the rest of the lease, and is half a second late.
 #[test]
 fn a_confirmation_that_is_overtaken_by_a_renewal_does_not_cut_the_lease_short() {
     for (acknowledged, stalls) in [(false, true), (true, false), (true, true)] {

@@ -1,4 +1,4 @@
-//! A guard hears that somebody waits whom it keeps out.
+//! A guard hears that it keeps a waiter out.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -40,7 +40,7 @@ async fn all_guards_of_an_owner_hear_of_a_waiter_and_the_server_is_asked_once() 
     let lock = client.lock("k");
     let guard = lock.lock().await.unwrap();
     ask(&server, &guard).await;
-    // Whoever looks at it between two steps does not ask each time.
+    // A holder that looks at it between two steps does not ask the server each time.
     for _ in 0..1_000 {
         assert!(!is_told(&guard).await);
     }
@@ -214,7 +214,7 @@ async fn take(client: &QuorumClient) -> QuorumGuard {
 }
 
 /// The guard hears that others are refused at this server. The first of them may come before the
-/// server was asked to tell: what it has been sent by then may be another renewal.
+/// server was asked to tell: the server may have got another renewal by then.
 async fn hears_of_others_at(server: &Server, guard: &QuorumGuard) {
     let heard = async {
         loop {

@@ -15,7 +15,7 @@ fn a_wait_ends_in_time_though_the_clock_was_set_back() {
     let since = Instant::now();
     waiting.send("RLOCK.ACQUIRE k bob 30000 BLOCK 3000");
     server.step_clock(-AN_HOUR);
-    // What is left of Alice's lease is an hour longer now; the wait is not.
+    // The rest of Alice's lease is an hour longer now; the wait is not.
     let left = waiting.read().refused();
     let waited = since.elapsed();
     assert!(left > 30_000, "{left}");

@@ -1122,7 +1122,7 @@ fn sessions_can_be_narrowed_and_refuse_what_they_do_not_understand() {
     }
 }
 
-/// What it tells of what happened is in `log.rs`.
+/// The tests of its entries are in `log.rs`.
 #[test]
 fn the_log_is_empty_at_first_and_reset_answers_ok() {
     let server = Server::start();

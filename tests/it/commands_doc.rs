@@ -62,10 +62,10 @@ fn the_complexity_is_the_one_declared() {
 }
 
 #[test]
-fn the_table_in_the_readme_has_the_syntax_that_is_declared() {
+fn the_table_of_all_commands_has_the_syntax_that_is_declared() {
     let server = Server::start();
     let mut conn = server.connect();
-    let table = tables("README.md", "## Commands").remove(0);
+    let table = tables("docs/commands.md", "## All commands").remove(0);
     let shown: BTreeSet<_> = table.iter().map(|row| row[0].replace('`', "")).collect();
     let declared: BTreeSet<_> = commands(&mut conn)
         .iter()
@@ -463,7 +463,7 @@ fn cells(row: &str) -> Vec<String> {
     cells.map(|cell| cell.trim().replace('\0', "|")).collect()
 }
 
-/// What stands between backticks.
+/// The words between backticks.
 fn quoted(text: &str) -> Vec<String> {
     text.split('`')
         .skip(1)

@@ -1,4 +1,4 @@
-//! What the module declares to the server: commands, keys, permissions, options, metrics.
+//! The module's declarations to the server: commands, keys, permissions, options, metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +39,7 @@ const COMMANDS: [(&str, i64, &[&str], &[&str]); 16] = [
     ("rlock.guard", -5, &["write"], &["write"]),
 ];
 
-/// As other modules do, so that what is loaded can be told.
+/// As other modules do, so that operators see the loaded version.
 #[test]
 fn the_version_is_the_crates() {
     let server = Server::start();
@@ -322,7 +322,7 @@ fn list_called_by_another_module_shows_what_that_call_may_read() {
     for command in ["CALLER.AS-USER RLOCK.LIST", script, "RLOCK.LIST"] {
         assert_eq!(names(command), ["orders:1"], "{command}");
     }
-    // Of a user that the ACL does not have it is unknown what it may read.
+    // The rights of a user that the ACL does not have are unknown.
     assert!(names("CALLER.AS-MADE-USER RLOCK.LIST").is_empty());
 }
 
@@ -460,7 +460,7 @@ fn options_can_be_given_to_loadex() {
     assert_eq!(conn.run("CONFIG GET rlock.publish").texts()[1], "both");
 }
 
-/// What README.md and docs/redisson.md say of how to load it: the server's default is `no`.
+/// docs/operations.md and docs/redisson.md say how to load it: the server's default is `no`.
 #[test]
 fn without_enable_module_command_it_is_loaded_by_the_configuration_alone() {
     let path = module_path().display().to_string();
@@ -763,7 +763,7 @@ fn info_counts_sessions_and_what_happens_to_them() {
     }
     conn.run("DEL n");
     conn.let_go("k", "alice"); // to bob, who is not told of it yet
-    // And erin lost what was deleted.
+    // And erin lost the deleted locks.
     until("both have something to fetch", || {
         metrics(&server)["unacknowledged_events"] == 2
     });

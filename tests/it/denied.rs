@@ -1,5 +1,5 @@
 //! A server that refuses writes to its clients: its append-only file has no room, or it has too few
-//! replicas. What a command may not do, the end of a lease may not do either.
+//! replicas. The end of a lease may not write when a command may not.
 
 use std::thread;
 use std::time::Duration;
@@ -117,7 +117,7 @@ fn without_room_for_the_append_only_file_no_waiter_is_granted() {
     assert_eq!(server.run("HGET w bob"), "1");
 }
 
-/// `appendfsync always`: the server ends rather than answer what it cannot write.
+/// `appendfsync always`: the server ends rather than answer a write that it cannot store.
 #[test]
 fn a_grant_that_cannot_be_written_is_not_told() {
     let mut server = Server::builder().on_a_small_disk("always").start();
@@ -204,7 +204,7 @@ fn in_a_pause_no_waiter_is_granted_and_nothing_replicated() {
 }
 
 /// A failover under way is a pause, too: the replica does not catch up, and in the end the primary
-/// stays what it is.
+/// stays the primary.
 #[test]
 fn in_a_failover_that_is_given_up_no_waiter_is_granted_before() {
     let pair = Pair::start();

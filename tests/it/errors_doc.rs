@@ -28,8 +28,8 @@ const COMMANDS: [(&str, &str); 16] = [
     ("GUARD", "KEY OWNER OPTIONS CALL"),
 ];
 
-/// What stands there if nothing is said. `#` is another number in each round, so that none
-/// meets what another has left.
+/// The default words. `#` is another number in each round, so that none meets what another has
+/// left.
 const RIGHT: [(&str, &str); 9] = [
     ("KEY", "free#"),
     ("OWNER", "alice"),
@@ -42,7 +42,7 @@ const RIGHT: [(&str, &str); 9] = [
     ("CALL", "CALL PING"),
 ];
 
-/// What is wrong. An empty word is written as `''`, and LONG is a pattern of a byte too many.
+/// The wrong words. An empty word is written as `''`, and LONG is a pattern of a byte too many.
 const WRONG: [&[(&str, &str)]; 100] = [
     &[],
     &[("KEY", "data#")],
@@ -146,7 +146,7 @@ const WRONG: [&[(&str, &str)]; 100] = [
     &[("CALL", "CALL CALLER.CALL PING")],
 ];
 
-/// What the keys above are.
+/// The content of the keys above.
 const SETTING: [&str; 16] = [
     "HSET data# name Ada",
     "RLOCK.EVENTS s#",
@@ -158,7 +158,7 @@ const SETTING: [&str; 16] = [
     "PEXPIRE odd# 30000",
     "HSET full# alice 2147483647",
     "PEXPIRE full# 30000",
-    // Alice would wait for Bob, who waits for her.
+    // Alice would wait for Bob, and he waits for her.
     "RLOCK.ACQUIRE hers# alice 30000",
     "RLOCK.ACQUIRE circle# bob 30000",
     "RLOCK.ACQUIRE hers# bob 30000 QUEUE 0 SESSION s#",
@@ -268,8 +268,8 @@ fn note_errors_of_bind(
     note(seen, documented, &mut conn, "BIND", &words);
 }
 
-/// Owner n holds the lock n and waits for the lock n + 1. Each waits for one who does not wait yet,
-/// so only who comes before the first looks along the whole chain.
+/// Owner n holds the lock n and waits for the lock n + 1. Each waits for one that does not wait
+/// yet, so only a waiter before the first looks along the whole chain.
 fn a_chain_too_long_to_search(server: &Server) -> Conn {
     let mut conn = server.connect();
     conn.run("RLOCK.EVENTS chain").events();
@@ -342,7 +342,7 @@ fn every_error_of_a_cluster_and_of_a_replica_is_documented() {
     agree(&seen, &documented);
 }
 
-/// What the table says that stands there so many tables after the heading.
+/// The rows of the table with this number after the heading.
 #[track_caller]
 fn documented(table: usize) -> BTreeSet<Answer> {
     let tables = tables("docs/commands.md", "# Errors");

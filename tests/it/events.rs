@@ -1,4 +1,4 @@
-//! What a session is told of: grants, ends of waits, lost holds; many waits on one connection.
+//! The events of a session: grants, ends of waits, lost holds; many waits on one connection.
 
 use std::time::{Duration, Instant};
 
@@ -6,8 +6,8 @@ use rlock_tests::{Cluster, Conn, Reply, Server, Version, on_time, slot_of, until
 
 pub(super) const ONE_HOUR: &str = "3600000";
 
-/// A new session connection of `s`, with the longest grace: what goes before the end
-/// of that goes because the connection has closed.
+/// A new session connection of `s`, with the longest grace: a waiter that leaves before the end of
+/// that leaves because the connection has closed.
 pub(super) fn life_with_a_long_grace(server: &Server) -> Conn {
     let mut life = server.connect();
     life.run(format!("RLOCK.EVENTS s GRACE {ONE_HOUR}"))
@@ -25,7 +25,7 @@ pub(super) fn listener(server: &Server, options: &str) -> (Conn, i64) {
     (conn, id)
 }
 
-/// What `s` is told once there is something.
+/// The events of `s`, as soon as it has some.
 #[track_caller]
 pub(super) fn next_events(life: &mut Conn) -> Vec<(String, Reply)> {
     life.run("RLOCK.EVENTS s BLOCK 0").events()
@@ -722,7 +722,7 @@ fn a_server_that_becomes_a_replica_tells_queued_waiters() {
     assert_eq!(event, "error k carol");
     assert!(error.text().starts_with("UNBLOCKED "), "{error:?}");
     other.close();
-    // What its sessions hold is the new primary's to end, and to watch.
+    // The new primary ends and watches the holds of its sessions.
     assert_eq!(server.info_number("rlock_session_holds"), 0);
     life.close();
     conn.settle();
@@ -741,7 +741,7 @@ fn a_server_that_becomes_a_replica_tells_its_listeners() {
     conn.take("k", "alice");
     conn.queue("k", "bob", "s");
     assert_eq!(conn.run("REPLICAOF 127.0.0.1 1"), "OK");
-    // By the server, which closes the connection then, or by the module, whoever is first.
+    // By the server, which closes the connection then, or by the module, if that is first.
     let told = listener.read();
     let is_told = match &told {
         Reply::Error(text) => text.starts_with(b"UNBLOCKED "),

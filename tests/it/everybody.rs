@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rlock_tests::{Conn, Reply, Server, patience, until};
 
-/// What alice and amy hold, for ten minutes.
+/// The holds of alice and amy, for ten minutes.
 const HOLDS: [&str; 5] = [
     "RLOCK.ACQUIRE k alice 600000",
     "RLOCK.ACQUIRE r alice 600000 READ",
@@ -16,7 +16,7 @@ const HOLDS: [&str; 5] = [
     "RLOCK.MACQUIRE alice 600000 2 x y",
 ];
 
-/// What bob waits for, each time blocked on a connection.
+/// The waits of bob, each blocked on a connection.
 const BLOCKED: [&str; 4] = [
     "RLOCK.ACQUIRE k bob 60000 BLOCK 0",
     "RLOCK.ACQUIRE r bob 60000 WRITE BLOCK 0",
@@ -24,7 +24,7 @@ const BLOCKED: [&str; 4] = [
     "RLOCK.MACQUIRE bob 60000 2 x z BLOCK 0",
 ];
 
-/// What carol waits for behind him, queued for a session.
+/// The waits of carol behind him, queued for a session.
 const QUEUED: [&str; 4] = [
     "RLOCK.ACQUIRE k carol 60000 QUEUE 0 SESSION s",
     "RLOCK.ACQUIRE r carol 60000 READ QUEUE 0 SESSION s",

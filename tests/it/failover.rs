@@ -46,9 +46,9 @@ fn sentinels_that_replace_a_dead_primary_keep_the_holds() {
     assert!(watched.primary().connect().take("next", "alice") > largest);
 }
 
-/// A primary that is stopped is replaced, and goes on later: for a moment there are two.
-/// What the old one grants in that moment has a smaller token than all that the new one grants, so
-/// a store that looks at tokens refuses it.
+/// A primary that is stopped is replaced, and goes on later: for a moment there are two. The old
+/// one's grants of that moment have smaller tokens than all grants of the new one, so a store that
+/// looks at tokens refuses it.
 #[test]
 fn what_a_deposed_primary_grants_has_smaller_tokens_than_its_successors_grants() {
     let watched = Sentinels::start();
@@ -91,8 +91,8 @@ fn a_failover_in_good_order_keeps_every_kind_of_hold() {
     Everybody::go_on(&pair.replica, "{t}", largest);
 }
 
-/// A replica without the module keeps what it is told, also as a primary; with the module loaded
-/// then, the locks are locks again.
+/// A replica without the module keeps the locks that it gets, also as a primary; with the module
+/// loaded then, the locks are locks again.
 #[test]
 fn a_replica_without_the_module_can_be_promoted_and_get_it_later() {
     let pair = Pair::with_plain_replica();

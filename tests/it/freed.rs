@@ -93,7 +93,7 @@ fn a_lease_that_ends_is_handed_over_within_ten_milliseconds() {
     });
 }
 
-/// The server's own expiry takes seconds to find one key among so many.
+/// The server's own expiry takes seconds to find one key among these.
 #[test]
 fn a_lease_that_ends_among_many_other_keys_is_handed_over_within_ten_milliseconds() {
     let server = Server::start();
@@ -394,7 +394,7 @@ fn a_server_that_becomes_a_replica_tells_its_waiters() {
     let server = Server::start();
     let (mut alice, mut bob) = held_with_a_waiter(&server);
     assert_eq!(alice.run("REPLICAOF 127.0.0.1 1"), "OK");
-    // Told by the server, which closes the connection then, or by the module, whoever is first.
+    // Told by the server, which closes the connection then, or by the module, if that is first.
     let told = bob.read();
     assert!(told.error().starts_with("UNBLOCKED "), "{told:?}");
     assert_eq!(
@@ -424,7 +424,7 @@ fn a_failover_keeps_the_hold_and_ends_the_waits() {
     let token = pair.primary.run("RLOCK.INFO k").get("token").int();
     pair.settle();
     assert_eq!(pair.primary.run("FAILOVER TIMEOUT 10000"), "OK");
-    // Told by the server, which closes the connection then, or by the module, whoever is first.
+    // Told by the server, which closes the connection then, or by the module, if that is first.
     let told = bob.read();
     assert!(told.error().starts_with("UNBLOCKED "), "{told:?}");
     until("the replica is the primary", || {
@@ -511,7 +511,7 @@ fn a_slot_that_moves_away_takes_the_hold_along_and_the_waiters_are_redirected() 
         cluster.first.run("PING");
     }
     cluster.close_slot_of("k");
-    // Told while the slot was moving: the first node still owned it, and sends on who asks there.
+    // Told while the slot was moving: the first node still owned it, and redirects callers.
     let moved = format!("MOVED {} 127.0.0.1:", slot_of(&cluster.first, "k"));
     for (waiter, told) in [&mut bob, &mut carol].into_iter().zip(told) {
         let error = told.unwrap_or_else(|| waiter.read()).error();
@@ -533,7 +533,7 @@ fn a_slot_that_moves_without_its_key_redirects_the_waiters_too() {
     let (_alice, mut bob) = held_with_a_waiter(&cluster.first);
     let to = cluster.second.run("CLUSTER MYID").text();
     let slot = slot_of(&cluster.first, "k");
-    // The second node's epoch is the higher one: the first gives in, and deletes what it has there.
+    // The second node's epoch is the higher one: the first gives in, and deletes its keys there.
     assert_eq!(
         cluster
             .second

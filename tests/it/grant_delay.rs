@@ -154,7 +154,7 @@ fn a_changed_delay_counts_from_the_start() {
     assert!((1..=LONG_MS / 2).contains(&left), "{left}");
     conn.run(format!("CONFIG SET rlock.grant-delay-ms {LONG_MS}"));
     assert!(conn.run("RLOCK.ACQUIRE k alice 30000").refused() > LONG_MS / 2);
-    // The longest there is, with somebody who waits for its end.
+    // The longest delay, with a waiter for its end.
     conn.run("CONFIG SET rlock.grant-delay-ms 9007199254740991");
     let refused = conn.run("RLOCK.ACQUIRE k alice 9 BLOCK 5").refused();
     assert!(refused > 9_000_000_000_000_000, "{refused}");
@@ -193,7 +193,7 @@ fn loaded_holds_are_entered_renewed_and_released() {
         assert_eq!(alice.run("RLOCK.RELEASE write{t} alice WRITE"), left);
         assert_eq!(alice.run("RLOCK.MRELEASE alice 2 one{t} two{t}"), 2);
     }
-    // What is given back is not to be had again.
+    // A lock that is given back is not granted again.
     assert!(alice.run(ASKS[0]).refused() > 0);
     // All but one are held, so several are not.
     assert!(alice.run("RLOCK.MACQUIRE alice 30000 1 one{t}").refused() > 0);

@@ -143,7 +143,7 @@ fn keys_anew(conn: &mut Conn) {
     ]);
 }
 
-/// What commands answer, and what they leave behind, on keys of every type, in both protocols.
+/// The answers and the effects of commands on keys of every type, in both protocols.
 #[test]
 fn replies_errors_and_changes_are_those_of_the_command_alone() {
     let (server, _) = held_by_alice();
@@ -475,8 +475,8 @@ fn limits_of_memory_and_of_replicas_hold_as_for_the_command() {
     assert_eq!(conn.run(guarded("PING")).error(), NOT_HELD);
 }
 
-/// The key that the guarded command deletes is the lock: whoever waits has it, and the command was
-/// run before.
+/// The key that the guarded command deletes is the lock: the waiter has it, and the command was run
+/// before.
 #[test]
 fn a_lock_that_its_guarded_command_frees_goes_to_the_next() {
     let (server, mut conn) = held_by_alice();

@@ -1,5 +1,4 @@
-//! Whatever bytes a client sends, and whatever it has written into the keyspace: an answer, and
-//! the server stays up.
+//! A client may send any bytes and write any values: it gets an answer, and the server stays up.
 
 use rlock_tests::{Conn, Reply, Server, eventually, until};
 
@@ -100,8 +99,8 @@ fn any_bytes_in_any_argument_get_an_answer() {
     }
 }
 
-/// The answer to what was sent; if it was an EVENTS that waits without limit, another connection
-/// takes its session over, and then there is one.
+/// The answer to the last command. An EVENTS that waits without limit is answered when another
+/// connection takes its session over.
 fn answer(server: &Server, conn: &mut Conn) -> Reply {
     for _ in 0..2 {
         if let Some(reply) = conn.read_now() {

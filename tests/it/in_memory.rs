@@ -1,5 +1,5 @@
 //! The server in memory (`rlock-test`) answers as a real one does: the same commands go to both.
-//! What the simulation shows about the client holds only as far as this is so.
+//! The results of the simulation hold only as far as this is true.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -331,7 +331,7 @@ struct Twins<'a> {
     listeners: Vec<(Conn, InMemory)>,
 }
 
-/// What is said to both clusters, and how both answer.
+/// Commands to both clusters, and both answers.
 #[derive(Default)]
 struct Compared {
     real: Answers,
@@ -374,8 +374,8 @@ impl<'a> Twins<'a> {
         real
     }
 
-    /// What sessions are told. Both look at queues once a second by clocks of their own: the one
-    /// that has told less is given time.
+    /// The events of sessions. Both look at queues once a second by clocks of their own: the one
+    /// with fewer events is given time.
     async fn listen(&mut self, compared: &mut Compared) {
         for (session, (real, in_memory)) in SESSIONS.iter().zip(&mut self.listeners) {
             let fetch = format!("RLOCK.EVENTS {session} GRACE 3600000");
@@ -414,7 +414,7 @@ fn command_at(random: &mut Random, tag: &str) -> String {
     }
 }
 
-/// Says so many commands to either node by chance, and goes to the other if that is told.
+/// Sends this number of commands to either node by chance, and follows redirects.
 async fn traffic(
     count: usize,
     nodes: &mut [Twins<'_>; 2],

@@ -1,5 +1,5 @@
-//! A server that is killed in the midst of traffic: what was acknowledged is there afterwards, and
-//! what was given back does not come again.
+//! A server that is killed in the midst of traffic: acknowledged holds are there afterwards, and
+//! released ones do not come again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,10 +10,10 @@ use rlock_tests::{Conn, Reply, Server, until};
 
 const CLIENTS: usize = 6;
 
-/// What one owner has: for each of its fields, in the hash of a lock, the hold count.
+/// The holds of one owner: for each of its fields, in the hash of a lock, the hold count.
 type Holds = BTreeMap<(String, String), i64>;
 
-/// One command of a client: what it has afterwards.
+/// One command of a client, and its holds afterwards.
 struct Step {
     after: Holds,
     /// When it was told so; never, if the server died before.
@@ -106,8 +106,8 @@ impl Client {
         steps.flat_map(|step| step.after.keys()).collect()
     }
 
-    /// What the server has of it is what it had after one of its commands, and not before the last
-    /// one that was acknowledged until `deadline`.
+    /// The server's state of it is that after one of its commands, and not before the last one that
+    /// was acknowledged until `deadline`.
     fn check(&self, server: &Server, deadline: Instant) {
         let mut conn = server.connect();
         let mut found = Holds::new();
@@ -135,8 +135,8 @@ impl Client {
     }
 }
 
-/// Traffic of all clients, in the midst of which the server is killed, after so many commands and
-/// so long; and until when it surely lived.
+/// Traffic of all clients. In its midst the server is killed, after a number of commands and a
+/// time. Returns the time until which it surely lived.
 fn killed_in_the_midst(
     server: &mut Server,
     commands: usize,
@@ -217,8 +217,8 @@ fn a_server_without_the_module_finds_the_same_after_a_kill() {
     }
 }
 
-/// What is lost is the end of the history, the same for all, and not more of it than the server
-/// says: a second, or two if the disk is slow.
+/// Only the end of the history is lost, the same for all, and not more than documented: a second,
+/// or two if the disk is slow.
 #[test]
 fn with_everysec_a_kill_loses_only_the_end_of_the_history() {
     let mut server = Server::builder()

@@ -259,7 +259,7 @@ fn queue_many(server: &Server, name: &str, words: &str, size: usize) -> Conn {
     life
 }
 
-/// The session's events, until there are so many. How many the first call brought.
+/// The session's events, until their number is `size`; and how many the first call brought.
 fn events_of_many(life: &mut Conn, size: usize) -> (usize, Vec<String>) {
     let mut all = Vec::new();
     let mut first = None;

@@ -13,7 +13,7 @@ fn short(entry: &Reply) -> String {
     format!("{} {} {}", word("event"), word("key"), word("owner"))
 }
 
-/// What the log tells, newest first.
+/// The entries of the log, newest first.
 fn told(conn: &mut Conn, command: &str) -> Vec<String> {
     let reply = conn.run(command);
     reply.array().iter().map(short).collect()
@@ -103,7 +103,7 @@ fn holds_that_sessions_lose_are_logged_with_the_reason() {
     );
 }
 
-/// What BREAK ended is one entry, and not a loss besides.
+/// A broken hold is one entry, and not a loss as well.
 #[test]
 fn broken_holds_are_logged_once_of_every_kind() {
     let server = server();
@@ -353,7 +353,7 @@ fn a_short_wait_is_not_logged_and_zero_is_never() {
     let waiter = server.wait_in_queue("k", "dave");
     std::thread::sleep(Duration::from_millis(250));
     assert_eq!(long_waits(&server).len(), 1);
-    // Who waits already is noticed when the option is set.
+    // A present waiter is noticed when the option is set.
     alice.run("CONFIG SET rlock.log-waits-ms 100");
     until("it is noticed now", || long_waits(&server).len() == 2);
     drop(waiter);
@@ -671,7 +671,7 @@ fn a_hundred_thousand_events_leave_a_bounded_log() {
     assert!(after - reset > 1_000_000, "{after}, then {reset} bytes");
 }
 
-/// Names and texts together take 8 MiB at most, and what is longer than 4,096 bytes is not logged.
+/// Names and texts together take 8 MiB at most, and longer ones than 4,096 bytes are not logged.
 #[test]
 fn entries_with_long_names_are_bounded_in_bytes() {
     let server = Server::builder().config("rlock.log-max-len 100000").start();

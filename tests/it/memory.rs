@@ -1,14 +1,14 @@
-//! What has been given back is given back.
+//! Locks that were given back leave no memory behind.
 
 use rlock_tests::{Conn, Reply, Server, until};
 
-/// Bytes in use, after the server has had time to free what it frees later.
+/// Bytes in use, after the server has had time for its deferred frees.
 fn used_memory(server: &Server) -> i64 {
     server.run("MEMORY PURGE");
     server.info_number("used_memory")
 }
 
-/// Sends the commands in bulk and counts the replies, of which none may be an error.
+/// Sends the commands in bulk and counts the replies. None may be an error.
 fn run_all(conn: &mut Conn, commands: &[String]) {
     for reply in conn.pipeline(commands) {
         assert!(!reply.is_error(), "{reply:?}");
@@ -201,7 +201,7 @@ fn holders_of_permits_whose_leases_end_do_not_add_up() {
     });
 }
 
-/// What one of a hundred hand-overs takes while so many wait, in microseconds.
+/// The time of one of a hundred hand-overs with this number of waiters, in microseconds.
 fn cost_of_hand_overs(waiters: usize, lock: impl Fn(usize) -> String) -> f64 {
     const HAND_OVERS: usize = 100;
     let server = Server::start();
@@ -240,7 +240,7 @@ fn a_hand_over_costs_the_same_however_many_are_queued() {
     }
 }
 
-/// What a RENEW takes while its owner has yet to fetch so many grants, in microseconds.
+/// The time of a RENEW while its owner has this number of grants to fetch, in microseconds.
 fn cost_of_renewals(unacknowledged: usize) -> f64 {
     let server = Server::start();
     let mut conn = server.connect();

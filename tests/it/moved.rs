@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use rlock_tests::{Certificates, Cluster, Conn, Server, slot_of, until};
 
 /// Gives the slot of `key` to the second node, whose epoch is the higher one: the first gives in,
-/// and deletes what it has there. (While a slot is moved key by key, waiters are sent to the node
-/// that still owns it.)
+/// and deletes its keys there. (While a slot is moved key by key, waiters are sent to the node that
+/// still owns it.)
 fn move_slot(cluster: &Cluster, key: &str) {
     let slot = slot_of(&cluster.first, key);
     let to = cluster.second.run("CLUSTER MYID").text();
@@ -15,7 +15,7 @@ fn move_slot(cluster: &Cluster, key: &str) {
     assert_eq!(cluster.second.run(set), "OK");
 }
 
-/// What the first node tells a client that asks for the key.
+/// The first node's answer to a client that asks for the key.
 fn redirect(cluster: &Cluster, key: &str) -> String {
     cluster.first.run(format!("GET {key}")).error()
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rlock_tests::{Conn, Pair, Random, Reply, Server, Version, under_valgrind, until};
 
-/// What others send, at random.
+/// Random commands of other clients.
 pub(super) struct Noise(Random);
 
 impl Noise {
@@ -57,7 +57,7 @@ impl Noise {
         bytes
     }
 
-    /// At the server's port, on so many connections.
+    /// At the server's port, on this number of connections.
     pub(super) fn at_the_port(&mut self, server: &Server, connections: usize) {
         for _ in 0..connections {
             let mut stream = TcpStream::connect(server.address()).expect("the server listens");
@@ -186,7 +186,7 @@ impl Noise {
             .into()
     }
 
-    /// What follows an option's word.
+    /// The value after an option's word.
     fn value(&mut self, option: &str) -> Option<Vec<u8>> {
         let value = match option {
             "READ" | "WRITE" | "ONCE" => return None,
@@ -295,7 +295,7 @@ struct Client<'s> {
     conn: Conn,
     /// The session connection of a session that all may name.
     life: (String, Conn),
-    /// Connections that wait for what may never come.
+    /// Connections whose waits may never end.
     left: Vec<Conn>,
 }
 
@@ -364,7 +364,8 @@ impl<'s> Client<'s> {
     fn in_a_transaction(&mut self) {
         self.conn.run("MULTI");
         for _ in 0..=self.noise.below(4) {
-            // What is refused before it is queued spoils the transaction, which is noise as well.
+            // A command that is refused before it is queued spoils the transaction; that is noise
+            // as well.
             let command = self.noise.any();
             self.conn.cmd(&command);
         }
@@ -412,7 +413,7 @@ impl<'s> Client<'s> {
     }
 }
 
-/// What INFO says of a hash.
+/// Whether INFO's answer about a hash is possible.
 fn is_possible(hash: &Reply, info: &Reply) {
     if hash.is_error() {
         assert!(info.error().starts_with("WRONGTYPE "), "{info:?}");
@@ -442,7 +443,7 @@ fn is_possible(hash: &Reply, info: &Reply) {
             let as_writer = format!("{owner}:write");
             let is_there = fields.iter().any(|of| *of == owner || *of == as_writer);
             let ttl_ms = holder.get("ttl-ms");
-            // Of permits, what is no hold has no end.
+            // Of permits, a field that is no hold has no end.
             let is_odd = ttl_ms == &Reply::Null && holder.get("permits") == &Reply::Null;
             assert!(
                 is_there && (is_odd || ttl_ms.int() >= -1),
@@ -452,7 +453,8 @@ fn is_possible(hash: &Reply, info: &Reply) {
     }
 }
 
-/// So many clients make noise at once, with so many steps each; `also` are commands of their own.
+/// This number of clients make noise at once, with this number of steps each; `also` are commands
+/// of their own.
 pub(super) fn noise(server: &Server, clients: u64, steps: usize, seed: u64, also: &[&str]) {
     thread::scope(|scope| {
         for client in 0..clients {
@@ -475,7 +477,7 @@ fn steps() -> usize {
     if under_valgrind() { 100 } else { 1500 }
 }
 
-/// Those who hold and wait in database 0 while the others are loud.
+/// Holders and waiters in database 0 while the others are loud.
 struct Quiet {
     alice: Conn,
     life: Conn,
@@ -586,7 +588,7 @@ fn smoke_noise_disturbs_no_holder_and_no_waiter() {
     assert_eq!(server.run("FLUSHALL"), "OK");
 }
 
-/// What all the noise has left in the keyspace is the same on both, in the end.
+/// In the end the keyspace is the same on both, after all the noise.
 #[test]
 fn a_replica_equals_its_primary_after_noise() {
     for plain in [true, false] {
@@ -599,7 +601,7 @@ fn a_replica_equals_its_primary_after_noise() {
         noise(&pair.primary, 4, steps(), seed, &["FLUSHALL ASYNC"]);
         nobody_is_left(&pair.primary);
         let mut conn = pair.primary.connect();
-        // Whatever the noise has left: this is there to be compared.
+        // Beside the leftovers of the noise, these can be compared.
         conn.run("SELECT 1");
         conn.run("HSET left mode read alice 2");
         conn.run("RLOCK.ACQUIRE left2 alice 600000").held();
@@ -646,7 +648,7 @@ fn noise_leaves_no_memory_behind() {
         server.run("MEMORY PURGE");
         server.info_number("used_memory")
     };
-    // What is allocated once and kept, and how far rounds differ.
+    // First the memory that is allocated once and kept, and the difference between rounds.
     round(0);
     let before = round(1);
     let after = (2..5).map(round).min().unwrap();

@@ -40,13 +40,13 @@ fn a_key_that_somebody_has_made_endless_does_not_end_with_a_shorter_lease() {
     takes(&mut conn, "alice", "1 OF 3");
     takes(&mut conn, "bob", "2 OF 3");
     conn.run("PERSIST p");
-    // Whose fields are not read may hold for longer.
+    // Holders whose fields are not read may hold for longer.
     assert_eq!(conn.run("RLOCK.RELEASE p bob PERMITS 1"), 1);
     assert_eq!(conn.run("PTTL p"), -1);
     conn.run("RLOCK.RENEW p bob 50 PERMITS");
     assert_eq!(conn.run("PTTL p"), -1);
     until("bob's lease is over", || out(&server) == 1);
-    // What is read as a whole has an end again.
+    // A hash that is read as a whole has an end again.
     takes(&mut conn, "carol", "1 OF 3");
     assert!(conn.run("PTTL p").int() > 0);
 }
@@ -138,7 +138,7 @@ fn other_kinds_of_lock_and_permits_refuse_each_other() {
         .run("RLOCK.ACQUIRE semaphore bob 1000 PERMITS 1 OF 5")
         .error();
     assert!(error.starts_with("WRONGTYPE "), "{error}");
-    // The kind of permits of which none are out is that of the first in the queue.
+    // If no permits are out, the kind is that of the first in the queue.
     assert_eq!(conn.run("RLOCK.RELEASE p alice PERMITS 1"), 0);
     conn.run("RLOCK.ACQUIRE p bob 1000").held();
     assert_eq!(conn.run("RLOCK.RELEASE p bob"), 0);
@@ -162,7 +162,7 @@ fn one_release_lets_in_all_who_fit_in_their_order_and_nobody_passes() {
     let (_, bobs) = bob.read().held();
     carol.expect_nothing_yet();
     dave.expect_nothing_yet();
-    // Who leaves from the front lets those behind in.
+    // A waiter that leaves from the front lets the next ones in.
     assert_eq!(conn.run("RLOCK.CANCEL p carol"), 1);
     carol.read().refused();
     let (one, daves) = dave.read().held();
@@ -601,8 +601,8 @@ fn waits_for_permits_are_no_part_of_the_search_for_a_deadlock() {
 
 // --- What an attack has found -------------------------------------------------------------------
 
-/// A wait of m for several locks is first at p, and ends when p becomes the permits of q. What the
-/// session is told then, if o has queued behind it with this command.
+/// A wait of m for several locks is first at p, and ends when p becomes the permits of q. Returns
+/// the session's events then, if o has queued behind it with this command.
 fn told_behind_several(conn: &mut Conn, session: &mut Conn, queue: &str) -> Vec<(String, Reply)> {
     conn.take("p", "a");
     conn.run("RLOCK.MACQUIRE m 30000 2 p j QUEUE 0 SESSION s")

@@ -106,7 +106,7 @@ fn a_holder_enters_again_past_the_queue() {
     bob.read().held();
 }
 
-/// Otherwise one that is granted would wait behind others for what it holds, and a circle that its
+/// Otherwise a granted owner would wait behind others for its own lock, and a circle that its
 /// second wait closes could not be seen before.
 #[test]
 fn an_owner_stands_in_a_queue_once() {
@@ -136,7 +136,7 @@ fn an_owner_stands_in_a_queue_once() {
     bob.read().refused();
     alice.let_go("k", "alice");
     assert_eq!(again.read().held().0, 1);
-    // What one holds is entered again, without waiting.
+    // An owner enters its own lock again, without waiting.
     assert_eq!(alice.run("RLOCK.ACQUIRE k bob 30000 BLOCK 0").held().0, 2);
 }
 
@@ -525,15 +525,15 @@ fn a_waiter_that_hangs_up_many_times_leaves_no_trace() {
     assert_eq!(server.holder("k"), None);
 }
 
-/// Who is killed in the very turn of its grant does not know whether it holds the lock, and gives
-/// back what it may have.
+/// A client that is killed in the very turn of its grant does not know whether it holds the lock,
+/// and gives it back in case it does.
 #[test]
 fn one_owner_works_at_a_time_whichever_client_is_killed() {
     let server = Server::start();
     work_while_killed(&server, 12, 500, lock_and_work);
 }
 
-/// So many clients play rounds, while somebody kills whoever waits, until there have been so many
+/// A number of clients play rounds, while another kills waiters, until there have been enough
 /// grants and kills. A round may push the token under which it worked.
 pub(super) fn work_while_killed(
     server: &Server,
@@ -640,9 +640,9 @@ fn fifty_connections_need_one_attempt_a_grant_and_win_alike() {
     );
 }
 
-/// Takes the lock and gives it back until all have had `rounds` grants together; how many were
-/// ours. Whoever gives it back is in the queue again in the same turn of the server: one that
-/// queues when the machine lets it would miss some.
+/// Takes the lock and gives it back until all have had `rounds` grants together; returns how many
+/// were ours. A client that gives it back is in the queue again in the same turn of the server: one
+/// that queued later would miss some grants.
 fn fight(server: &Server, number: usize, granted: &AtomicUsize, rounds: usize) -> usize {
     let mut conn = server.connect();
     let acquire = format!("RLOCK.ACQUIRE k owner-{number} 30000 BLOCK 0");

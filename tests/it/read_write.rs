@@ -1,4 +1,4 @@
-//! The read-write lock: what is stored, leases, unlock messages.
+//! The read-write lock: its storage, leases, unlock messages.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ pub(super) fn timeout(owner: &str, number: u32) -> String {
     format!("{{k}}:{owner}:rwlock_timeout:{number}")
 }
 
-/// What is told of one holder in INFO: `owner mode count`, and its token.
+/// The holders in INFO: `owner mode count`, and the token of each.
 fn holders(info: &Reply) -> Vec<(String, Reply)> {
     let told = info.get("holders").array().iter().map(|holder| {
         let word = |key| holder.get(key).text();
@@ -916,8 +916,8 @@ fn a_replica_that_is_told_of_readers_and_a_writer_tells_the_same() {
     assert!(granted.held().1 > token.parse::<i64>().unwrap());
 }
 
-/// The server keeps a short string in a compact form, a number as one. Who only looks at it must
-/// not change that.
+/// The server keeps a short string in a compact form, a number as one. A command that only reads it
+/// must not change that.
 #[test]
 fn info_and_waits_leave_the_timeout_keys_as_they_are_stored() {
     let server = Server::start();

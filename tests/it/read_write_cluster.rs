@@ -204,9 +204,9 @@ fn a_move_given_up_grants_who_waits(cluster: &Cluster, name: &str) {
     }
 }
 
-/// Nobody is granted before the slot is kept; then who waits is. But a look at the queue, there is
-/// one a second, may fall into the time in which the key is missing and the slot on its way: that
-/// sends who waits on.
+/// Nobody is granted before the slot is kept; then the waiter is. But the look at the queue, once a
+/// second, may fall into the time in which the key is missing and the slot on its way: that
+/// redirects the waiter.
 fn is_granted_when_kept(
     cluster: &Cluster,
     name: &str,
@@ -227,7 +227,7 @@ fn is_granted_when_kept(
     true
 }
 
-/// Who holds what at the other node is not this node's to tell: the lease ends the hold.
+/// This node does not know the holders at the other node: the lease ends the hold.
 fn the_end_of_a_session_grants_nobody_yet(cluster: &Cluster, name: &str) {
     let server = &cluster.first;
     let life = server.session_connection("s");

@@ -35,8 +35,8 @@ const COMMANDS: [&str; 24] = [
     "RLOCK.MRENEW alice 30000 2 k other",
 ];
 
-/// What no lock command writes at `k` and beside it: commands with semicolons between, and `~` for
-/// a blank within a word.
+/// Values that no lock command writes at `k` and beside it: commands with semicolons between, and
+/// `~` for a blank within a word.
 const ODD: [&str; 43] = [
     "HSET k mode read",
     "HSET k mode write",
@@ -374,7 +374,7 @@ fn any_bytes_in_any_argument_get_an_answer() {
     }
 }
 
-/// The answer to what was sent; a wait without limit is cancelled.
+/// The answer to the last command; a wait without limit is cancelled.
 fn answer(server: &Server, conn: &mut Conn) -> Reply {
     for _ in 0..2 {
         if let Some(reply) = conn.read_now() {

@@ -95,8 +95,8 @@ fn the_first_readers_are_granted_by_the_release_and_before_newcomers() {
     }
 }
 
-/// How long the server is at work on a writer's release that lets so many readers in, after this
-/// was done.
+/// The server's time for a writer's release that lets this number of readers in, after these
+/// commands.
 fn time_to_come_in(server: &Server, readers: usize, before: &str) -> Duration {
     let mut conn = server.connect();
     let mut life = server.session_connection("s");
@@ -373,7 +373,7 @@ fn a_writer_comes_in_within_ten_milliseconds_of_the_last_readers_end() {
     }
 }
 
-/// What Redisson leaves: a hash that lives longer than the reader in it.
+/// As Redisson leaves it: a hash that lives longer than the reader in it.
 #[test]
 fn a_writer_behind_a_zombie_comes_in_when_the_timeout_key_ends() {
     let server = Server::start();
@@ -923,8 +923,8 @@ fn a_full_queue_refuses_readers_and_writers() {
     );
 }
 
-/// A wait for several locks ends when its key becomes a read-write lock. Who stands behind it is to
-/// be let in by what is its own, and not by what the other's owner holds.
+/// A wait for several locks ends when its key becomes a read-write lock. The next waiter is let in
+/// by its own owner's holds, and not by those of the other's owner.
 #[test]
 fn who_waits_behind_one_for_several_locks_is_not_let_in_beside_the_writer() {
     for mode in ["READ", "WRITE"] {

@@ -1,5 +1,5 @@
-//! Beside Redisson's read-write lock: what its scripts do, written anew from what is known of their
-//! effects, on the same keys as ours, in both directions.
+//! Beside Redisson's read-write lock: its scripts, written anew from their known effects, on the
+//! same keys as ours, in both directions.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -378,7 +378,7 @@ fn their_entry_in_the_name_of_our_reader_leaves_it_its_token_and_its_lease() {
     let holder = conn.run("RLOCK.INFO k").get("holders").array()[0].clone();
     assert_eq!(holder.get("token"), &Reply::Int(token));
     assert!(holder.get("ttl-ms").int() > 60_000, "{holder:?}");
-    // What it had is in the timeout key of the next entry.
+    // Its token is in the timeout key of the next entry.
     assert_eq!(takes(&mut conn, "alice", "READ"), (3, token));
     assert!(conn.run(format!("PTTL {}", timeout("alice", 3))).int() > 60_000);
     let renew = format!("RLOCK.RENEW k alice 40000 READ TOKEN {token}");
@@ -509,8 +509,8 @@ fn a_script_may_take_the_lock_in_a_free_moment_and_the_queue_stays() {
     carol.read().held();
 }
 
-/// Run by mistake on a plain lock of ours, their read release counts down from what is a number in
-/// every field; the token is none.
+/// Run by mistake on a plain lock of ours, their read release counts down from the number in every
+/// field; the token is no number.
 #[test]
 fn their_read_release_on_a_plain_lock_of_ours_returns() {
     let server = Server::start();

@@ -1,12 +1,12 @@
-//! README.md, as whoever reads it first will try it: the transcripts in it and in
-//! docs/operations.md, played back; its program in Rust; and that all else in it is run and
-//! measured elsewhere.
+//! README.md, as its first reader will try it: its program in Rust, its versions, its figures and
+//! the commands that it tells to type. And the transcripts of `redis-cli` in docs/commands.md and
+//! docs/operations.md, played back.
 //!
 //! How to write a transcript:
 //!
-//! - Played is what stands in blocks fenced as `console`. A line that begins with the prompt
-//!   `127.0.0.1:6379> ` is a command, the lines below it are what `redis-cli` prints. Blocks whose
-//!   first line begins with `$` are for the shell and are not played.
+//! - Blocks fenced as `console` are played. A line that begins with the prompt `127.0.0.1:6379> `
+//!   is a command, and the lines below it are the output of `redis-cli`. Blocks whose first line
+//!   begins with `$` are for the shell and are not played.
 //! - A command with nothing below it waits. From then on, other blocks are other windows; a block
 //!   that begins without a prompt is what a waiting window prints at last. A window that has
 //!   subscribed goes on waiting for messages.
@@ -26,7 +26,7 @@ const PROMPT: &str = "127.0.0.1:6379> ";
 
 #[test]
 fn the_transcript_is_what_happens() {
-    for document in ["README.md", "docs/operations.md"] {
+    for document in ["docs/commands.md", "docs/operations.md"] {
         let blocks = blocks_of(&read(document));
         let commands = blocks
             .concat()
@@ -73,27 +73,19 @@ fn a_transcript_with_a_mistake_is_noticed() {
 /// README.md has these lines as they stand here, with an address in place of `&url`.
 async fn program_of_the_readme(url: String) -> Result<(), Error> {
     let client = Client::connect(&url).await?;
-    let guard = client.lock("stock:42").lock().await?;
-    // … the lock is held; the watchdog renews the lease …
+    let guard = client.lock("stock:42").lock().await?; // waits its turn; renews the lease
     guard.unlock().await?;
-
-    let prices = client.rw_lock("prices").write().await?; // or read(), together with other readers
-    let prices = prices.downgrade().await?;
-    let both = client.multi(["account:1", "account:2"]).lock().await?; // all or none
-
-    prices.unlock().await?;
-    both.unlock().await
+    Ok(())
 }
 
 #[tokio::test]
 async fn the_program_is_compiled_and_runs_as_it_is_shown() {
     let readme = read("README.md").replace("\"redis://127.0.0.1:6379\"", "&url");
-    let shown = &fenced(&readme, "rust")[0];
-    assert_eq!(shown[0], "use rlock_client::Client;");
+    let shown = fenced(&readme, "rust").concat();
+    assert!(shown.len() > 2, "nothing found is nothing looked at");
     let own = include_str!("readme.rs");
-    for line in &shown[1..] {
-        let indented = format!("\n    {line}\n");
-        assert!(line.is_empty() || own.contains(&indented), "{line}");
+    for line in shown {
+        assert!(own.contains(&format!("\n    {line}\n")), "{line}");
     }
     let server = Server::start();
     program_of_the_readme(url(&server)).await.unwrap();
@@ -108,8 +100,10 @@ fn the_crates_versions_and_the_servers_are_those_that_are_tested() {
     };
     let (version, rust) = (setting("version"), setting("rust-version"));
     let minor = version.rsplit_once('.').unwrap().0;
-    let line = format!("rlock-client = \"{minor}\" # Rust {rust} or newer");
+    let crate_of_ours = format!("{{ version = \"{minor}\", path = \"../rlock/client\" }}");
+    let line = format!("rlock-client = {crate_of_ours} # Rust {rust} or newer");
     assert!(fenced(&readme, "toml")[0].contains(&line), "no line {line}");
+    assert!(readme.contains(&format!("version {version}, tested")));
     assert!(readme.contains(&format!("with Rust {rust} or newer")));
     // The names of servers in scripts/servers end with versions; what moves has an x.
     let tested = readme.split("The tests run on").nth(1).unwrap();
@@ -127,7 +121,7 @@ fn the_crates_versions_and_the_servers_are_those_that_are_tested() {
     }
 }
 
-/// What is typed into a shell stands in a table with what runs it, or why nothing does.
+/// A table has each command for a shell, with the script that runs it or the reason why none does.
 #[test]
 fn every_command_for_a_shell_is_run_by_what_the_table_says() {
     let typed = |document: &str| {
@@ -155,7 +149,6 @@ fn every_command_for_a_shell_is_run_by_what_the_table_says() {
     assert_eq!(typed, listed);
 }
 
-/// Whatever they are, and whatever is said of them.
 #[test]
 fn every_figure_of_the_readme_is_in_the_tables_of_the_benchmark() {
     let figures = |text: &str| -> Vec<String> {
@@ -168,7 +161,7 @@ fn every_figure_of_the_readme_is_in_the_tables_of_the_benchmark() {
     let readme = read("README.md");
     let section = readme.split("\n## How fast\n").nth(1).unwrap();
     let section = section.split("\n## ").next().unwrap();
-    // What is said of each of them is compared in tidy.rs.
+    // The words around the figures are compared in tidy.rs.
     let measured = figures(&read("docs/bench/tables.md"));
     let said = figures(section);
     assert!(said.len() > 10, "nothing found is nothing looked at");
@@ -230,8 +223,8 @@ fn play(blocks: &[Vec<String>]) -> Result<(), String> {
     Ok(())
 }
 
-/// By and by, the windows that wait print these lines: each what it was told, the longest waiting
-/// first.
+/// Waits until one of the waiting windows prints, and compares its reply with these lines. The
+/// window that has waited longest is looked at first.
 fn one_of_them_prints(waiting: &mut [Conn], expected: &[String]) -> Result<(), String> {
     let told = eventually("a window that waits prints something", || {
         waiting.iter_mut().find_map(Conn::read_now)

@@ -304,8 +304,8 @@ fn without_publish_releases_are_told_to_replicas_all_the_same() {
     assert_eq!(pair.primary.info_number("rlock_calls_refused"), 0);
 }
 
-/// Whatever write is tried to find out whether the server takes writes, it is found out, and the
-/// write changes nothing.
+/// Each of the writes by which the server is asked whether it takes writes gets the answer, and
+/// changes nothing.
 #[test]
 fn without_spop_no_waiter_is_granted_where_writes_are_refused() {
     let writes = ["SPOP", "LPOP", "RPOP", "ZPOPMIN", "ZPOPMAX"];

@@ -1,5 +1,5 @@
-//! What reaches replicas and the disk: plain commands with absolute times, in the order in which
-//! they happened; they replay without the module.
+//! Replicas and the disk get plain commands with absolute times, in the order in which they
+//! happened. They replay without the module.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -116,8 +116,8 @@ fn break_is_replicated_as_a_release() {
     );
 }
 
-/// `MULTI`, `DEL k`, the grant, `EXEC`, and in between the message, of which only the place is
-/// free: it carries no state.
+/// `MULTI`, `DEL k`, the grant, `EXEC`, and the message at any place in between: it carries no
+/// state.
 #[track_caller]
 pub(super) fn assert_one_hand_over(news: &[String], grant: &[String]) {
     let (messages, writes): (Vec<_>, Vec<_>) = news
@@ -130,7 +130,7 @@ pub(super) fn assert_one_hand_over(news: &[String], grant: &[String]) {
     assert!(news.last().is_some_and(|last| last == "EXEC"), "{news:?}");
 }
 
-/// What a pair adds to the replication stream, in bytes.
+/// The bytes that a pair adds to the replication stream.
 fn pair_in_stream(server: &Server) -> i64 {
     let mut conn = server.connect();
     let before = server.info_number("master_repl_offset");
@@ -662,7 +662,8 @@ fn a_replica_equals_its_primary_after_random_traffic_with_waiters() {
             let left = |what| pair.primary.info_number(&format!("rlock_{what}"));
             left("sessions") + left("session_holds") + left("waiters") == 0
         });
-        // Whatever the traffic has left: these are held at the end, and long enough to compare.
+        // Beside the leftovers of the traffic, these are held at the end, and long enough to
+        // compare.
         for name in 0..4 {
             pair.primary
                 .run(format!("RLOCK.ACQUIRE left{name} alice 600000"))

@@ -321,7 +321,7 @@ fn a_session_without_connection_ends_with_its_last_hold() {
         assert_eq!(server.info_number("rlock_sessions"), 2, "{last}");
         assert!(!conn.run(last).is_error(), "{last}");
         if last.starts_with("SET") {
-            // Nothing tells of that: whoever comes next finds it.
+            // Nothing announces that: the next command finds it.
             assert!(conn.run("RLOCK.RENEW k carol 30000").is_error());
         }
         until(&format!("it is over after {last}"), || {
@@ -423,8 +423,7 @@ fn a_hold_whose_session_was_killed_in_the_same_turn_is_over() {
     }
 }
 
-/// What the operator wants to break is the hold that is there, and not the one that comes of its
-/// end.
+/// The operator wants to break the present hold, and not the one that its end grants.
 #[test]
 fn a_break_behind_the_kill_of_the_holders_session_ends_no_other_hold() {
     let server = Server::start();
@@ -1018,21 +1017,21 @@ fn a_restart_leaves_holds_without_a_session() {
 
 // --- Everything at once -------------------------------------------------------------------------
 
-/// Who waits for events and is killed does not know whether it holds the lock, and gives back what
-/// it may have.
+/// A client that is killed while it waits for events does not know whether it holds the lock, and
+/// gives it back in case it does.
 #[test]
 fn one_owner_works_at_a_time_whichever_session_connection_is_killed() {
     let server = Server::start();
     work_while_killed(&server, 8, 300, queue_and_work);
 }
 
-/// One round of a client. Its session connection may be killed at any moment; what it holds by then
-/// stays for a day, so it may go on working.
+/// One round of a client. Its session connection may be killed at any moment; its holds stay for a
+/// day, so it may go on working.
 fn queue_and_work(server: &Server, number: usize, tokens: &Mutex<Vec<i64>>) {
     let mut work = server.connect();
     let mut life = server.connect();
     let events = format!("RLOCK.EVENTS s{number} GRACE {ONE_HOUR}");
-    // What is told here is of a round before.
+    // These events are of a round before.
     if life.try_run(&events).is_ok() {
         let options = format!("QUEUE {} SESSION s{number}", 20 + number);
         let acquire = format!("RLOCK.ACQUIRE k owner-{number} 60000 {options}");

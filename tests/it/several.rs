@@ -41,7 +41,7 @@ fn queues(conn: &mut Conn, owner: &str, names: &str) -> i64 {
     conn.run(wait).queued()
 }
 
-/// Who holds each of the locks; a dash for a free one.
+/// The holder of each of the locks; a dash for a free one.
 fn holders(server: &Server, names: &str) -> Vec<String> {
     let of = |name| server.holder(name).unwrap_or_else(|| "-".to_owned());
     names.split(' ').map(of).collect()
@@ -466,7 +466,7 @@ fn an_owner_that_holds_some_of_them_waits_for_the_others() {
     carol.read().held();
 }
 
-/// What it asked for when it began may be less than its owner has been promised since.
+/// Its first request may ask for less than its owner has been promised since.
 #[test]
 fn a_grant_after_a_wait_for_several_shortens_no_lease() {
     let server = Server::start();
@@ -1068,7 +1068,7 @@ fn circles_through_waits_for_several_are_refused_and_nothing_else_is() {
          'alice' waits for 'bob' at 'y'"
     );
     assert!(server.waiting_owners("w").is_empty());
-    // z is free, but promised to alice, who waits for bob.
+    // z is free, but promised to alice, and she waits for bob.
     let error = conn
         .run("RLOCK.ACQUIRE z bob 30000 QUEUE 0 SESSION s")
         .error();
@@ -1080,7 +1080,7 @@ fn circles_through_waits_for_several_are_refused_and_nothing_else_is() {
         .run(format!("{} BLOCK 0", macquire("bob", "w v")))
         .error();
     assert!(error.starts_with("DEADLOCK "), "{error}");
-    // What it holds itself it does not wait for.
+    // It does not wait for its own locks.
     assert_eq!(queues(&mut conn, "dave", "y x"), 2);
     conn.let_go("y", "bob");
     assert_eq!(holders(&server, "y z"), ["alice", "alice"]);

@@ -1,5 +1,5 @@
-//! Whatever mix of readers, writers, waits for several and for one has been there: replicas and the
-//! append-only file have what the primary has, and no two owners held that exclude each other.
+//! After any mix of readers, writers, waits for several locks and for one: replicas and the
+//! append-only file agree with the primary, and no two owners held that exclude each other.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -35,7 +35,7 @@ fn traffic(server: &Server, seed: u64) {
     });
 }
 
-/// In each hash there is one owner, or readers alone, or a writer that may read as well.
+/// Each hash has one owner, or readers alone, or a writer that may read as well.
 #[track_caller]
 fn nobody_beside_whom_it_may_not(observer: &mut Conn, seed: u64) {
     for name in ["p0", "p1", "p2", "r0", "r1", "r2"] {
@@ -146,7 +146,7 @@ fn one_command(random: &mut Random, session: &str) -> String {
     }
 }
 
-/// What is held at the end, and long enough to compare, whatever the traffic has left.
+/// Holds at the end, long enough to compare, beside the leftovers of the traffic.
 fn hold_some(server: &Server) {
     let mut conn = server.connect();
     for command in [
@@ -337,7 +337,7 @@ fn an_append_only_file_written_anew_holds_the_same() {
     assert_eq!(server.run("RLOCK.MRELEASE alice 2 left2 left3"), 2);
 }
 
-/// Readers and writers of a few locks, each of which checks who else is inside.
+/// Readers and writers of a few locks; each checks that the others inside are compatible.
 #[test]
 fn no_writer_is_inside_beside_anybody_and_all_get_their_turn() {
     const THREADS: usize = 10;

@@ -1,4 +1,4 @@
-//! What is stored, and how hashes that other programs wrote are read.
+//! The storage of locks, and the reading of hashes that other programs wrote.
 
 use rlock_tests::{Conn, Reply, Server, Version};
 
@@ -147,7 +147,7 @@ fn odd_counts_hold_for_their_owner_and_are_never_repaired() {
             "{count:?}"
         );
         assert_eq!(conn.run("RLOCK.RELEASE k bob"), Reply::Null, "{count:?}");
-        // Whatever the owner is told: an answer, and the value stays or becomes a right one.
+        // The owner gets an answer, and the value stays or becomes a right one.
         for command in [
             "ACQUIRE k alice 30000",
             "ACQUIRE k alice 30000 ONCE",

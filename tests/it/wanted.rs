@@ -1,4 +1,4 @@
-//! WANTED: a session hears once that somebody waits whom its hold keeps out.
+//! WANTED: a session hears once that its hold keeps a waiter out.
 
 use rlock_tests::{Conn, Feed, Server, until};
 
@@ -128,7 +128,7 @@ fn a_writer_keeps_out_all_and_a_reader_keeps_out_writers() {
     assert_eq!(told(&mut life), ["wanted k carol 2"]);
     let mut writer = server.blocked_in("RLOCK.ACQUIRE k frank 30000 WRITE BLOCK 0");
     conn.run("RLOCK.RELEASE k carol WRITE");
-    // Both come in before it is told who is left.
+    // Both come in before it is told of the remaining waiter.
     let mut heard = told(&mut life);
     heard[2..].sort();
     let wanted = ["wanted k dave 1", "wanted k erin 1"];

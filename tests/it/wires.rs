@@ -18,7 +18,7 @@ pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 pub(super) const URL: &str = "redis://locks:6379";
 
-/// One connection of a client. What it carries, its end included, can be kept back.
+/// One connection of a client. Its bytes, its end included, can be kept back.
 #[derive(Debug)]
 pub(super) struct Wire {
     pub(super) address: String,
@@ -52,7 +52,7 @@ pub(super) struct Inner {
     pub(super) slow: Mutex<Slow>,
     /// Which server is at an address, if it is not the one of that name.
     pub(super) leads: Mutex<BTreeMap<String, String>>,
-    /// What a cluster says to `CLUSTER SLOTS`: which node serves a slot, and up to which one.
+    /// A cluster's answer to `CLUSTER SLOTS`: which node serves a slot, and up to which one.
     pub(super) slots: Mutex<Vec<(u16, u16, &'static str, &'static str)>>,
     /// The ids of these, where they are servers that say who they are.
     pub(super) ids: Mutex<BTreeMap<&'static str, String>>,

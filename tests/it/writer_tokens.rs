@@ -212,8 +212,8 @@ fn a_writer_whose_key_is_replaced_by_another_of_the_same_owner_has_lost_it() {
     }
 }
 
-/// Both in one turn of the event loop, before the timer's. The hold of a later session tells when
-/// the timer has released what it had to.
+/// Both in one turn of the event loop, before the timer's. The hold of a later session shows when
+/// the timer has done its releases.
 #[test]
 fn a_session_that_ends_as_its_writers_key_is_replaced_releases_nothing() {
     for replacement in REPLACEMENTS {

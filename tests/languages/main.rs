@@ -60,3 +60,11 @@ macro_rules! each_promise_in {
 }
 
 each_promise_in! { python node ioredis go java }
+
+// Its name selects it together with `go::`.
+mod also_go {
+    #[test]
+    fn a_wait_whose_context_is_cancelled_leaves_the_queue() {
+        super::promises::cancelled_wait("go");
+    }
+}

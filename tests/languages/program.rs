@@ -9,6 +9,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 /// A program that is told lines and prints lines. It dies with the value.
 pub(crate) struct Program {
     child: Child,
@@ -61,6 +63,12 @@ impl Program {
     pub(crate) fn tell(&mut self, line: &str) {
         let input = self.input.as_mut().expect("not at its end");
         writeln!(input, "{line}").expect("it reads");
+    }
+
+    /// Ctrl-C.
+    pub(crate) fn interrupt(&self) {
+        let process = Pid::from_child(&self.child);
+        kill_process(process, Signal::INT).expect("it runs");
     }
 
     /// The next line that it prints; at its end what it complained of.

@@ -159,3 +159,18 @@ pub(crate) fn replica(language: &str) {
     let program = Program::start(language, pair.replica.address());
     program.fails_with("You can't write against a read only replica");
 }
+
+/// The program's connection stays open when its wait is cancelled: the server learns of it by a
+/// command.
+pub(crate) fn cancelled_wait(language: &str) {
+    let server = Server::start();
+    let mut alice = server.connect();
+    alice_takes_it(&mut alice);
+    let program = Program::start(language, server.address());
+    waiter(&server);
+    program.interrupt();
+    program.fails_with("context canceled");
+    assert_eq!(server.info_number("rlock_cancels"), 1);
+    assert_eq!(alice.let_go("stock:42", "alice"), 0);
+    assert_eq!(server.holder("stock:42"), None);
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::eventually::patience;
 use crate::reply::Reply;
 
-/// A connection that says what it is told to, and waits with a deadline for what comes back.
+/// A connection that sends given commands, and waits with a deadline for the replies.
 ///
 /// Commands are bytes and replies are [`Reply`]; `send` and `read` are apart, since a command that
 /// waits in the server has no reply yet. Nothing is hidden: no retries, no reconnects.
@@ -176,7 +176,7 @@ impl Conn {
         }
     }
 
-    /// Waits until the server has run what was sent to it before, on whichever connection.
+    /// Waits until the server has run all earlier commands, of every connection.
     ///
     /// Two round trips of another connection are two turns of the server's event loop: a reply that
     /// was due at the first would be here after the second.

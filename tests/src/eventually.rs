@@ -39,12 +39,12 @@ pub fn until(what: &str, mut is_true: impl FnMut() -> bool) {
     eventually(what, || is_true().then_some(()));
 }
 
-/// Sees that what the server does by itself comes less than `bound` late: in three of at most
-/// thirty rounds, each of which tells how late it was.
+/// Sees that the server's own action comes less than `bound` late: in three of at most thirty
+/// rounds, each of which tells how late it was.
 ///
-/// A busy machine makes some rounds late, a fault makes all of them late. What is left to the
-/// server's own ticks comes anywhere between two of them; they are a second apart from now on
-/// (`hz 1`), so that it would be less than 10 ms late in one round of a hundred.
+/// A busy machine makes some rounds late, a fault makes all of them late. An action that waits for
+/// the server's own tick comes anywhere between two ticks; they are a second apart from now on (`hz
+/// 1`), so that it would be less than 10 ms late in one round of a hundred.
 #[track_caller]
 pub fn on_time(
     what: &str,

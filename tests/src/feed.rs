@@ -1,4 +1,4 @@
-//! What a server tells its replicas and writes to its disk: the exact commands.
+//! The commands that a server sends to its replicas and writes to its disk, exactly.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Begins to listen; what was written before is not reported.
+    /// Begins to listen; earlier writes are not reported.
     #[track_caller]
     pub fn of(server: &Server) -> Self {
         let mut stream = server.connect();

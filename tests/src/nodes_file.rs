@@ -1,4 +1,4 @@
-//! What a node of a cluster remembers of the others, in its `nodes.conf`.
+//! The `nodes.conf` of a cluster's node: its memory of the others.
 
 use std::collections::HashMap;
 use std::fs;

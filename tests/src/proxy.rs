@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Passes bytes between its clients and a server.
 ///
 /// A direction that is cut delivers nothing and breaks nothing, as a cable that is pulled: neither
-/// side hears of it. Healed, it delivers what was sent meanwhile.
+/// side hears of it. Healed, it delivers the bytes that were sent meanwhile.
 ///
 /// Its threads end with the connections; when the proxy goes, it closes them.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Proxy {
         self.state.cut_to_client.store(true, Ordering::SeqCst);
     }
 
-    /// Closes the connections there are; what they have not delivered is lost.
+    /// Closes the present connections; undelivered bytes are lost.
     pub fn sever(&self) {
         self.state.severed.fetch_add(1, Ordering::SeqCst);
     }

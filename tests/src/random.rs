@@ -26,7 +26,7 @@ impl Random {
         below.try_into().unwrap()
     }
 
-    /// One of these, of which there is at least one.
+    /// One of these; there must be at least one.
     pub fn pick<'a, T: ?Sized>(&mut self, of: &[&'a T]) -> &'a T {
         of[self.index(of.len())]
     }

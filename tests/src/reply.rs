@@ -1,4 +1,4 @@
-//! What the server said: the replies of RESP2 and RESP3, as values that tests can ask about.
+//! The server's replies in RESP2 and RESP3, as values that tests can inspect.
 
 use std::fmt;
 
@@ -201,7 +201,7 @@ impl Reply {
         matches!(self, Self::Error(_))
     }
 
-    /// What a map has under `key`; a flat array of RESP2 counts as a map.
+    /// The value of a map under `key`; a flat array of RESP2 counts as a map.
     #[track_caller]
     pub fn get(&self, key: &str) -> &Self {
         self.pairs()
@@ -340,7 +340,7 @@ impl PartialEq<String> for Reply {
     }
 }
 
-/// A cursor over what has been read so far. `None` everywhere: the rest has not come yet.
+/// A cursor over the bytes that have arrived. `None` everywhere: the rest has not come yet.
 struct Input<'a> {
     bytes: &'a [u8],
     at: usize,

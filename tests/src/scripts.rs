@@ -4,7 +4,8 @@
 pub const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
 
-/// A re-entrant lock in a hash: KEYS = lock, ARGV = lease, owner. Nil when held, else what is left.
+/// A re-entrant lock in a hash: KEYS = lock, ARGV = lease, owner. Nil when held, else the rest of
+/// the lease.
 pub const ACQUIRE: &str = "\
 local taken = redis.call('EXISTS', KEYS[1]) == 1
 if taken and redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then

@@ -57,7 +57,7 @@ pub struct Builder {
     user: Option<(String, String)>,
 }
 
-/// What the process is.
+/// The kind of process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Alone,
@@ -159,8 +159,8 @@ impl Builder {
         self.without_module()
     }
 
-    /// A server that speaks TLS too, at [`Server::tls_address`]. Whether it can is to be asked of
-    /// [`Certificates::are_understood`] first.
+    /// A server that speaks TLS too, at [`Server::tls_address`]. [`Certificates::are_understood`]
+    /// says whether it can.
     #[must_use]
     pub fn tls(mut self, certificates: &Certificates) -> Self {
         self.tls = Some(Tls {
@@ -232,7 +232,7 @@ impl Builder {
         Err(last_failure)
     }
 
-    /// A new connection, of the user as whom the harness comes in.
+    /// A new connection of the user with whose name the harness logs in.
     fn open(&self, address: SocketAddr) -> std::io::Result<Conn> {
         let mut conn = Conn::open(address)?;
         if let Some((name, password)) = &self.user {
@@ -283,7 +283,7 @@ impl Builder {
     }
 }
 
-/// Copies what is in one folder to another, which is there.
+/// Copies the files of one folder to another, which exists.
 fn copy_folder(from: &Path, to: &Path) {
     let entries = fs::read_dir(from).unwrap_or_else(|e| panic!("{}: {e}", from.display()));
     for entry in entries.map(|entry| entry.expect("an entry")) {
@@ -297,7 +297,7 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// What a server says of a port that another process has.
+/// The words of a server whose port belongs to another process.
 const IN_USE: &str = "Address already in use";
 
 /// A server of its own for a test. It dies with the value; if the test has failed, its log is
@@ -376,7 +376,7 @@ impl Server {
         self.directory.path()
     }
 
-    /// What it has logged so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         log_in(self.directory())
     }
@@ -423,7 +423,7 @@ impl Server {
         conn
     }
 
-    /// Who holds the lock `name`, by its hash alone: `None` if it is free.
+    /// The holder of the lock `name`, by its hash alone: `None` if it is free.
     #[track_caller]
     pub fn holder(&self, name: &str) -> Option<String> {
         let fields = self.run(format!("HKEYS {name}")).texts();
@@ -484,8 +484,8 @@ impl Server {
         Duration::from_secs_f64(seconds.iter().sum())
     }
 
-    /// What half of the calls of `command` since `CONFIG RESETSTAT` took at most, in microseconds
-    /// by the server's own account: a busy machine delays a few of many, not half of them.
+    /// The median time of the calls of `command` since `CONFIG RESETSTAT`, in microseconds by the
+    /// server's own account: a busy machine delays a few of many, not half of them.
     #[track_caller]
     pub fn median_cost(&self, command: &str) -> f64 {
         let told = self.run("INFO latencystats").text();
@@ -537,8 +537,8 @@ impl Server {
         !self.running.over
     }
 
-    /// Stops the process where it is, as a machine under load does (SIGSTOP). What is sent to it
-    /// from now on, it finds all at once.
+    /// Stops the process where it is, as a machine under load does (SIGSTOP). It finds all later
+    /// commands at once when it goes on.
     #[track_caller]
     pub fn freeze(&self) {
         self.running.signal("STOP");
@@ -881,8 +881,8 @@ pub(crate) fn append_only_files(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Whether the server at `address` answers and is this process, not a stranger who was quicker to
-/// take the port.
+/// Whether the server at `address` answers and is this process, not a stranger that took the port
+/// first.
 fn is_at_home(how: &Builder, address: SocketAddr, process_id: u32) -> std::io::Result<bool> {
     let mut conn = how.open(address)?;
     if conn.try_run("PING")? != "PONG" {

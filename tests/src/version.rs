@@ -1,4 +1,4 @@
-//! Which server is at hand, and what it can do.
+//! Which server is at hand, and its abilities.
 
 use std::process::Command;
 use std::sync::LazyLock;

@@ -42,7 +42,7 @@ pub(crate) fn measure(run: &Run) -> Results {
     let mut fights = 0;
     for clients in run.up_to(50, &[2, 10, 50, 500]) {
         alternate(BOTH.len(), run.rounds(5), |index, round| {
-            // What the last fight left behind is not in the way of the next.
+            // The last fight's leftovers are not in the way of the next.
             fights += 1;
             let lock = format!("fought:{fights}");
             let values = if index == 0 {
@@ -69,7 +69,7 @@ trait Client {
     fn tally(&mut self) -> &mut Tally;
 }
 
-/// What a client has lived through.
+/// A client's results.
 #[derive(Debug, Default)]
 struct Tally {
     attempts: u64,
@@ -86,7 +86,7 @@ impl Tally {
     }
 }
 
-/// What a fight of that length gave, in the order of the measures.
+/// The results of a fight of that length, in the order of the measures.
 fn fight(run: &Run, host: &mut Host, mut clients: Vec<impl Client>) -> [f64; 8] {
     let poll = watch(&clients);
     let mut events = Vec::with_capacity(1024);
@@ -214,7 +214,7 @@ struct Retrying {
     tally: Tally,
 }
 
-/// What a client that retries waits for: the reply to that, or, asleep, a message.
+/// The state of a client that retries: it waits for a reply or, asleep, for a message.
 enum State {
     Trying,
     Asleep,
@@ -380,8 +380,8 @@ fn targets(results: &Results, report: &mut Report) {
         own("most_wins_percent"),
     );
     report.gain = Some(format!(
-        "- 50 clients that fight for one lock get it {} times as often as by publish and retry, at \
-         {} of its CPU time a grant.",
+        "- 50 clients that compete for one lock get it {} times as often as by publish and retry, \
+         for {} of the server's CPU time per grant.",
         against("grants_per_second"),
         against("cpu_us_per_grant"),
     ));
@@ -414,11 +414,21 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
     vec![
         (
             "contended-grants",
-            plot("Clients that fight for one lock", "grants a second", speed).draw(),
+            plot(
+                "Clients that compete for one lock",
+                "grants per second",
+                speed,
+            )
+            .draw(),
         ),
         (
             "contended-waits",
-            plot("How long they wait for it", "µs", waits.concat()).draw(),
+            plot(
+                "Clients that compete for one lock: time of a wait",
+                "µs",
+                waits.concat(),
+            )
+            .draw(),
         ),
     ]
 }

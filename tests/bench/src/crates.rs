@@ -60,7 +60,7 @@ pub(crate) trait Lock: Clone + 'static {
     fn unlock(&self, held: Self::Held) -> impl Future<Output = ()>;
 }
 
-/// A round: so many tasks or threads for that long, with a lock each or all with the same.
+/// A round: a number of tasks or threads, for a time, with a lock each or all with the same.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fight {
     pub(crate) tasks: usize,
@@ -68,19 +68,19 @@ pub(crate) struct Fight {
     pub(crate) length: Duration,
 }
 
-/// What it gave: the locks taken within its length, and how long each wait was, in microseconds.
+/// Its results: the locks taken within its length, and the length of each wait, in microseconds.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) locks_per_second: f64,
     pub(crate) p50: f64,
     pub(crate) p99: f64,
     pub(crate) most: f64,
-    /// What the task with the fewest had, and the one with the most, in percent of the mean.
+    /// The locks of the task with the fewest and of the one with the most, in percent of the mean.
     pub(crate) wins: [f64; 2],
     pub(crate) allocations: f64,
 }
 
-/// One who takes part: fights when told to.
+/// A contender: fights when told to.
 type Contender = Box<dyn FnMut(Fight) -> Outcome>;
 
 pub(crate) fn measure(run: &Run) -> Results {
@@ -237,8 +237,8 @@ impl Lock for Ours {
     }
 }
 
-/// What is written where no crate is wanted: a value of one's own, a script that deletes only that,
-/// and polling, here every 10 ms.
+/// Code without a lock crate: a value of one's own, a script that deletes only that, and polling,
+/// here every 10 ms.
 #[derive(Clone)]
 pub(crate) struct ByHand {
     connection: MultiplexedConnection,
@@ -378,8 +378,8 @@ pub(crate) fn report(results: &Results) -> Report {
         best(results, &there),
     );
     report.cost = Some(format!(
-        "- With one task the crate takes and gives back {} of the locks a second of hand-written \
-         calls through the same library, and {} with 64.",
+        "- With one task the crate reaches {} of the locks per second of hand-written calls \
+         through the same library, and {} with 64 tasks.",
         against(&one, BY_HAND),
         against(&many, BY_HAND),
     ));
@@ -483,7 +483,7 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
     };
     let plot = Bars {
         title: "Clients: locks taken and given back",
-        unit: "thousand a second",
+        unit: "thousand per second",
         scale: 1e-3,
         groups: vec![
             group("1 task", at(OWN, 1_u64)),

@@ -216,8 +216,8 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
         (format!("{name}: {case}"), points.collect())
     };
     let plot = Lines {
-        title: "What an operation costs the server when there is more of everything",
-        over: "how many",
+        title: "CPU time of an operation, by the number of locks, waiters or sessions",
+        over: "number",
         unit: "µs of CPU time",
         curves: vec![
             line(HELD, PAIR),

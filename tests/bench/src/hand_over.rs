@@ -27,7 +27,7 @@ const LIST: &str = "BLPOP + LPUSH";
 const SCRIPTS: &str = "publish and retry";
 const ALL: [&str; 5] = [PING, BLOCKED, QUEUED, LIST, SCRIPTS];
 
-/// Those who wait for one lock, and the one who holds it.
+/// The waiters of one lock, and its holder.
 pub(crate) trait Circle {
     /// One hand-over: the microseconds from the release to the next holder's knowledge.
     fn hand_over(&mut self) -> f64;
@@ -77,7 +77,7 @@ impl Circle for Ping {
     }
 }
 
-/// A client that holds or waits, and what it says for that.
+/// A client that holds or waits, and its requests.
 struct Member {
     wire: Wire,
     wait: Vec<u8>,
@@ -303,8 +303,8 @@ impl Circle for Scripts {
 pub(crate) fn report(results: &Results) -> Report {
     let mut report = Report::titled("2. Hand-over");
     report.says(
-        "From the moment at which the release is sent until the next holder knows, while so many \
-         wait. Microseconds, and the median against the round trip of a PING beside it.",
+        "From the moment at which the release is sent until the next holder knows, by the number \
+         of waiters. Microseconds, and the median against the round trip of a PING beside it.",
     );
     for waiters in results.sizes("waiters") {
         let at = at("waiters", waiters);
@@ -355,7 +355,7 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
     };
     let plot = Lines {
         title: "Hand-over: release sent until the next holder knows (median)",
-        over: "waiting for the lock",
+        over: "waiters",
         unit: "µs",
         curves: ALL.map(line).to_vec(),
     };

@@ -77,7 +77,7 @@ pub(crate) fn open_many_files() {
     setrlimit(Resource::Nofile, limit).unwrap();
 }
 
-/// A server, and a connection to ask it what it costs.
+/// A server, and a connection to ask for its CPU time.
 pub(crate) struct Host {
     pub(crate) server: Server,
     control: Conn,
@@ -135,7 +135,7 @@ fn number(info: &str, field: &str) -> f64 {
     value.and_then(|value| value.trim().parse().ok()).unwrap()
 }
 
-/// What the processor calls itself.
+/// The processor's own name.
 pub(crate) fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = text.lines().find_map(|line| {

@@ -55,7 +55,7 @@ pub(crate) fn measure(run: &Run) -> Results {
                 round,
                 &[speed, median(&waits)],
             );
-            // What is kept goes back, for the next contender.
+            // The kept lock goes back, for the next contender.
             runtime.block_on(async {
                 let other = client.lock("kept").lock().await.unwrap();
                 other.unlock().await.unwrap();
@@ -183,9 +183,9 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
         (name.to_owned(), points.collect())
     };
     let plot = Lines {
-        title: "One task and one lock: locks taken and given back a second",
-        over: "so often a second another process takes it",
-        unit: "a second",
+        title: "One task and one lock: taken and given back per second",
+        over: "takes per second by another process",
+        unit: "per second",
         curves: ALL.map(curve).to_vec(),
     };
     vec![("kept", plot.draw())]

@@ -1,6 +1,6 @@
 //! The benchmark: `make bench`. Everything is a ratio within one run, because the machines that it
-//! runs on are small, shared and noisy: contenders take turns in short rounds, and what is compared
-//! are rounds that were neighbours.
+//! runs on are small, shared and noisy: contenders take turns in short rounds, and neighbouring
+//! rounds are compared.
 //!
 //! A part measures (`measure`), and makes its tables and plots from its file alone (`report`,
 //! `plots`), so that these can be made anew: [`Words::plots_only`].
@@ -57,7 +57,7 @@ use crate::report::Report;
 use crate::results::Results;
 use crate::rounds::Run;
 
-/// What the benchmark is told.
+/// The benchmark's arguments.
 #[derive(Debug)]
 pub struct Words {
     /// Little of everything, to see that it works.
@@ -140,9 +140,9 @@ const PARTS: [Part; 10] = [
     },
 ];
 
-/// The line that says on what it was measured.
+/// The line that names the machine and the server.
 const RUN: &str = "run.txt";
-/// What the README shows, a sentence each: what one gains, and what it costs.
+/// The main results, a sentence each: the gains, and the costs.
 const FIGURES: &str = "figures.md";
 
 /// Runs the benchmark.
@@ -209,7 +209,7 @@ fn tables(folder: &Path) -> String {
     let gains = reports.iter().filter_map(|report| report.gain.clone());
     let costs = reports.iter().filter_map(|report| report.cost.clone());
     let [gains, costs] = [gains.collect::<Vec<_>>(), costs.collect()].map(|lines| lines.join("\n"));
-    let figures = format!("{gains}\n\nWhat it costs:\n\n{costs}");
+    let figures = format!("{gains}\n\nThe costs:\n\n{costs}");
     fs::write(folder.join(FIGURES), format!("{figures}\n")).unwrap();
     let text = format!(
         "# What `make bench` measured\n\n{line}\nMedians of the rounds; in brackets the least and \

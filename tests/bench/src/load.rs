@@ -18,7 +18,7 @@ pub(crate) struct Load {
     each: usize,
 }
 
-/// What a round gave.
+/// The results of a round.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     pub(crate) per_second: f64,

@@ -43,7 +43,7 @@ pub(crate) fn measure(run: &Run) -> Results {
             of_waiters(run, waiters, |number| format!("held:{number}")),
         );
     }
-    // Buffers of clients come and go, so what they leave takes a while to see: one round.
+    // Buffers of clients come and go, so the rest takes a while to show: one round.
     let wait = |number: u64| {
         let owner = format!("client:{number}");
         request(&["RLOCK.ACQUIRE", "held:0", &owner, "3600000", "BLOCK", "0"])
@@ -99,7 +99,7 @@ fn of_waiters(run: &Run, waiters: u64, lock_of: impl Fn(u64) -> String) -> f64 {
     (host.memory() - before) / waiters as f64
 }
 
-/// What saying that costs, beside what an idle connection costs.
+/// The memory that this command costs, beyond that of an idle connection.
 fn of_clients(run: &Run, clients: u64, say: &dyn Fn(u64) -> Vec<u8>) -> f64 {
     let mut host = run.host();
     all_of(&host.server, [hold(0)].into_iter());

@@ -253,7 +253,7 @@ impl Lock for Retry {
 
     async fn lock(&self, name: &str) -> String {
         let (mut connection, name) = (self.connection.clone(), format!("scripted:{name}"));
-        // What deletes the latch of the last release is not waited for before the next attempt.
+        // The next attempt does not wait for the deletion of the last release's latch.
         let (mut beside, delete) = (
             self.connection.clone(),
             redis::cmd("DEL").arg(self.latch()).take(),
@@ -329,16 +329,16 @@ pub(crate) fn report(results: &Results) -> Report {
         against(HAND_OVER, PUBLISH, RLOCK),
     );
     report.gain = Some(format!(
-        "- Over a network on which a packet takes 1 ms, the next in the queue has the lock after \
-         {} times the round trip of a PING: by publish and retry it takes {} times as long, and by \
-         polling every 10 ms {} times.",
+        "- Over a network on which a packet takes 1 ms, the next waiter has the lock {} round \
+         trips after the release. Publish and retry takes {} times as long, and polling every 10 \
+         ms {} times.",
         against(HAND_OVER, RLOCK, PING),
         against(HAND_OVER, PUBLISH, RLOCK),
         against(HAND_OVER, POLLING, RLOCK),
     ));
     report.cost = Some(format!(
-        "- A lock that another process keeps idle is had after {} times the round trip of a PING \
-         over that network, and one that nobody keeps after {}.",
+        "- Taking a lock that another process keeps idle costs {} round trips over that network, \
+         instead of {}.",
         against(IDLE, KEPT, PING),
         against(IDLE, RLOCK, PING),
     ));

@@ -20,7 +20,7 @@ const COLORS: [RGBColor; 6] = [
 pub(crate) struct Bars {
     pub(crate) title: &'static str,
     pub(crate) unit: &'static str,
-    /// What the values are multiplied with.
+    /// The factor of the values.
     pub(crate) scale: f64,
     pub(crate) groups: Vec<Group>,
 }
@@ -158,9 +158,9 @@ impl Lines {
             .configure_mesh()
             .light_line_style(WHITE)
             .x_desc(self.over)
-            .y_desc(self.unit)
+            .y_desc(if self.is_time() { "" } else { self.unit })
             .x_label_formatter(&|value| whole(*value))
-            .y_label_formatter(&|value| figure(*value))
+            .y_label_formatter(&|value| self.label(*value))
             .draw()?;
         for ((name, curve), color) in self.curves.iter().zip(COLORS.iter().cycle()) {
             let points = curve.iter().map(|(size, value)| (*size as f64, *value));
@@ -187,6 +187,22 @@ impl Lines {
         Ok(())
     }
 
+    fn is_time(&self) -> bool {
+        self.unit == "µs"
+    }
+
+    /// A label of the vertical axis: a time with its own unit, else a number with its thousands
+    /// apart.
+    fn label(&self, value: f64) -> String {
+        match value {
+            micros if self.is_time() && micros >= 1e6 => format!("{} s", micros / 1e6),
+            micros if self.is_time() && micros >= 1e3 => format!("{} ms", micros / 1e3),
+            micros if self.is_time() => format!("{micros} µs"),
+            many if many >= 100.0 => whole(many),
+            few => figure(few),
+        }
+    }
+
     fn sizes(&self) -> Range<f64> {
         let points = self.curves.iter().flat_map(|(_, curve)| curve);
         let sizes: Vec<f64> = points.map(|point| point.0 as f64).collect();
@@ -204,7 +220,7 @@ impl Lines {
     }
 }
 
-/// The least and the largest of what can be drawn where only factors count.
+/// The least and the largest value that a logarithmic axis can show.
 fn ends(values: &[f64]) -> (f64, f64) {
     let positive = || values.iter().copied().filter(|value| *value > 0.0);
     let largest = positive().fold(0.0, f64::max);
@@ -256,5 +272,19 @@ mod tests {
             };
             assert!(lines.draw().contains("Growth"));
         }
+    }
+
+    #[test]
+    fn times_are_labelled_with_their_units_and_counts_with_their_thousands_apart() {
+        let lines = |unit| Lines {
+            title: "",
+            over: "",
+            unit,
+            curves: vec![],
+        };
+        let labels = [10.0, 1e4, 1e7].map(|micros| lines("µs").label(micros));
+        assert_eq!(labels, ["10 µs", "10 ms", "10 s"]);
+        let labels = [0.5, 12.0, 1e5].map(|count| lines("a second").label(count));
+        assert_eq!(labels, ["0.50", "12.0", &count(100_000)]);
     }
 }

@@ -1,5 +1,5 @@
-//! Redisson itself, in a Java process that fights when it is told to. What is said to it is written
-//! in `redisson/Rounds.java`.
+//! Redisson itself, in a Java process that fights when it is told to. `redisson/Rounds.java`
+//! documents its commands.
 
 use std::env;
 use std::io::{BufRead as _, BufReader, Write as _};

@@ -1,13 +1,13 @@
-//! Tables as they are printed and as they stand in `tables.md`, and what was to be reached.
+//! Tables, as they are printed and as they stand in `tables.md`, and the targets.
 
 use crate::numbers::Spread;
 
-/// What a part says of its results.
+/// A part's report on its results.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) text: String,
     pub(crate) targets: Vec<Target>,
-    /// What one gains, and what it costs: the figures of it that matter most, a sentence each.
+    /// The most important gain and the most important cost, a sentence each.
     pub(crate) gain: Option<String>,
     pub(crate) cost: Option<String>,
 }

@@ -1,5 +1,5 @@
-//! What the rounds gave: one row a round, in a file a part. Tables and plots are made from these
-//! alone.
+//! The results of the rounds: one row a round, in a file a part. Tables and plots are made from
+//! these alone.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -71,7 +71,7 @@ impl Results {
         each_once(sizes.map(|row| row.at.size))
     }
 
-    /// Who was measured there, in the order of the first round.
+    /// The contenders there, in the order of the first round.
     pub(crate) fn contenders(&self, at: &At) -> Vec<String> {
         let rows = self.rows.iter().filter(|row| row.at == *at);
         each_once(rows.map(|row| row.contender.clone()))
@@ -116,7 +116,7 @@ impl Results {
         fs::write(file, text).unwrap();
     }
 
-    /// Reads what was written; None if that part was not.
+    /// Reads a part's file; None if there is none.
     pub(crate) fn read(part: &str, folder: &Path) -> Option<Self> {
         let text = fs::read_to_string(folder.join(format!("{part}.csv"))).ok()?;
         let mut lines = text.lines();

@@ -1,4 +1,4 @@
-//! How long it all takes, and who takes turns.
+//! The lengths of rounds, and the order of the contenders.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -120,7 +120,7 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
     });
     let plot = Bars {
         title: "Servers: take and give back, pipeline 16",
-        unit: "thousand pairs a second",
+        unit: "thousand pairs per second",
         scale: 1e-3,
         groups: groups.collect(),
     };

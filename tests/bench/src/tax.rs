@@ -140,7 +140,7 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
     });
     let plot = Bars {
         title: "Commands that touch no lock",
-        unit: "million a second",
+        unit: "million per second",
         scale: 1e-6,
         groups: groups.collect(),
     };

@@ -16,7 +16,7 @@ pub(crate) fn request(words: &[&str]) -> Vec<u8> {
     bytes
 }
 
-/// What is sent, and the lines of the replies to it. A line that is `:` stands for any number.
+/// A request, and the lines of its replies. A line that is `:` stands for any number.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Step {
     pub(crate) bytes: Vec<u8>,
@@ -48,14 +48,14 @@ impl Step {
 /// The lines of a message on a channel.
 pub(crate) const MESSAGE: usize = 7;
 
-/// Any reply of a benchmark fits twice: what has not been looked at yet is seldom more than one.
+/// Any reply of a benchmark fits twice: more than one unread reply is rare.
 const BUFFER: usize = 32 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct Wire {
     stream: TcpStream,
     buffer: Vec<u8>,
-    /// What was received and not looked at yet.
+    /// The received bytes that are not parsed yet.
     from: usize,
     to: usize,
 }
@@ -127,7 +127,7 @@ impl Wire {
         }
     }
 
-    /// Reads and passes over so many lines.
+    /// Reads this number of lines and drops them.
     pub(crate) fn skip(&mut self, lines: usize) {
         for _ in 0..lines {
             self.line();
@@ -144,7 +144,7 @@ impl Wire {
         self.carry_out(&Step::of(words, lines));
     }
 
-    /// Lets the server run what was sent to it before, on whichever connection.
+    /// Lets the server run all earlier commands, of every connection.
     ///
     /// A waiter's command lies in the server's socket when PING is sent, so it is run in the same
     /// turn of the event loop at the latest, and PING is answered at the end of that turn.

@@ -56,7 +56,7 @@ mod tests {
     use super::check;
     use crate::checkers::says;
 
-    /// `a` has two of three, `b` is granted so many, and `c` one more.
+    /// `a` has two of three, `b` is granted some, and `c` one more.
     fn granted(b: u32, before_c: &str) -> usize {
         let history = format!(
             "ask 1.1 10000 a k permits:2 free acquire 1000 none

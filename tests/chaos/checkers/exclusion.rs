@@ -15,8 +15,8 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     holds.sort_by_key(|hold| (hold.lock, hold.token, hold.told));
     let mut found = Vec::new();
     for of_one_lock in holds.chunk_by(|a, b| a.lock == b.lock) {
-        // From each one on, when the first grant of a larger token was told: what is over by then
-        // excludes none of them.
+        // From each one on, when the first grant of a larger token was told: a hold that is over by
+        // then excludes none of them.
         let mut first_told: Vec<_> = of_one_lock.iter().map(|hold| hold.told).collect();
         for index in (1..first_told.len()).rev() {
             first_told[index - 1] = first_told[index - 1].min(first_told[index]);
@@ -175,7 +175,7 @@ mod tests {
         let after_both = |mode| after_the_end("k write", &format!("{reads}{both}{}", next(mode)));
         assert_eq!(after_both("write"), 1);
         assert_eq!(after_both("read"), 0);
-        // Whose reading goes on keeps writers out, and readers not.
+        // A reader that goes on keeps writers out, and not readers.
         let after_one = |mode| after_the_end("k write", &format!("{reads}{}", next(mode)));
         assert_eq!(after_one("write"), 3);
         assert_eq!(after_one("read"), 0);

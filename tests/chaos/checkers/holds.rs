@@ -24,7 +24,8 @@ pub(crate) struct Hold<'a> {
 /// A server rounds the present down to a millisecond.
 const ROUNDING: Time = 2 * MS;
 
-/// After what may break connections clients connect again, and servers let go what did not.
+/// After a fault that may break connections, clients connect again, and servers release the holds
+/// of those that do not.
 pub(crate) const SETTLING: Time = 3_000 * MS;
 
 /// How long a guard may still say "held" after another client ended its hold: the
@@ -56,7 +57,7 @@ pub(crate) fn holds(history: &History) -> Vec<Hold<'_>> {
         for operation in series {
             now = match now.take() {
                 Some(lasting) if lasting.is_unclear_after(history, operation) => {
-                    // What is proven up to here stands; nothing that comes later is followed.
+                    // The proof up to here stands; nothing later is followed.
                     now = Some(lasting.until_asked(operation));
                     break;
                 }
@@ -162,7 +163,7 @@ impl<'a> Lasting<'a> {
             match fault.kind.as_str() {
                 "clock" | "promote" | "flush" => fault.end >= self.proven,
                 "break" | "del" => fault.end >= self.proven && to == Some(self.hold.lock),
-                // Whose sessions end together, and when, is written down beside it.
+                // The fault's line names the sessions that end together, and the time.
                 "kill-replica" | "stop-replica" | "end-together" => false,
                 // A session may be let go some time after its connection broke.
                 _ => {
@@ -201,7 +202,7 @@ impl<'a> Lasting<'a> {
         }
     }
 
-    /// What is proven when something is asked whose answer leaves open what became of this.
+    /// The proof that remains when the answer to a later request leaves this hold's fate open.
     fn until_asked(mut self, operation: &Operation) -> Self {
         self.end_by(operation.asked);
         self
@@ -300,7 +301,7 @@ fn is_struck(history: &History, kind: &str, from: Time, to: Time) -> bool {
     overlapping.next().is_some()
 }
 
-/// Whether a guard cannot know yet what was done to its lock.
+/// Whether a guard cannot know yet of the fault that its lock has met.
 fn may_be_mistaken(history: &History, lock: &str, at: Time) -> bool {
     history.faults.iter().any(|fault| {
         let concerned = match fault.kind.as_str() {

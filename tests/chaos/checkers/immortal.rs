@@ -2,8 +2,8 @@
 //! its process is dead, it ends with its lease; when the session that it belongs to has ended, long
 //! before that.
 //!
-//! Only calm time counts, in which nothing was done to the process, its network or the server: what
-//! is cut off arrives later, and a client repeats what it was not answered.
+//! Only calm time counts, in which nothing was done to the process, its network or the server:
+//! traffic that is cut off arrives later, and a client repeats unanswered commands.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,7 +54,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
 struct End<'a> {
     process: &'a str,
     last: Time,
-    /// The longest lease that it has asked for, and a wait if that is what it asked for last.
+    /// The longest lease that it has asked for, and a wait if its last request was one.
     may_take: Time,
     /// All that it asked for belongs to sessions, and ends with them.
     is_of_session: bool,
@@ -76,7 +76,7 @@ fn ends(history: &History) -> BTreeMap<&str, End<'_>> {
         end.process = &operation.process;
         if operation.asked >= end.last {
             end.last = operation.asked;
-            // After its release, or what it was never answered, it does not go on.
+            // After its release, or a request without an answer, it does not go on.
             end.is_over = operation.ask == Ask::Release || operation.told.is_none();
         }
         let may_take = match operation.ask {

@@ -1,8 +1,8 @@
 //! First come, first served: an owner that asked for a lock after another was seen in its queue, or
 //! was told that it is, is not granted before that one.
 //!
-//! A grant's place in the order is its token. A wait that ended without a grant, or of which that
-//! is not known, has no place and proves nothing.
+//! A grant's place in the order is its token. A wait that ended without a grant, or whose end is
+//! unknown, has no place and proves nothing.
 
 use std::collections::{HashMap, HashSet};
 

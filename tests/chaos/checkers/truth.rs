@@ -1,5 +1,5 @@
-//! What a client was told is what the server says to others: who surely holds a lock is its holder
-//! there, with that token, and who was told that it has it no more is not.
+//! The server tells others the same as the client: a certain holder of a lock is its holder there,
+//! with that token, and a client that was told of its loss is not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,8 +65,8 @@ fn unseen(sample: &Sample, hold: &Hold<'_>) -> String {
     )
 }
 
-/// Who was told to have it no more, and nothing else since; not what was asked for before either,
-/// such as a wait that was granted then.
+/// The clients that were told of their loss, and of nothing afterwards, not even the answer to an
+/// earlier request, such as a wait that was granted then.
 fn gone(history: &History) -> BTreeMap<(&str, &str, Mode), Time> {
     let mut gone = BTreeMap::new();
     for (whose, series) in series(history) {

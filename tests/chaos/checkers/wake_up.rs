@@ -1,9 +1,9 @@
 //! Nobody waits for a lock that is free, for longer than [`BOUND`].
 //!
-//! The server is asked again and again who holds and who waits. It has lost a wake-up if the same
-//! waiter is first in the queue and could come in, in one answer, in another that was asked for
-//! after the bound, and in a third: between these two it has had a turn in which it does what is
-//! due.
+//! The server is asked again and again for the holders and the queues. It has lost a wake-up if the
+//! same waiter is first in the queue and could come in, in one answer, in another that was asked
+//! for after the bound, and in a third: between these two it has had a turn in which it does what
+//! is due.
 
 use std::collections::{BTreeMap, HashMap};
 

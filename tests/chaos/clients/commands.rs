@@ -9,7 +9,7 @@ use super::Life;
 use crate::history::LIMIT;
 use crate::random::Random;
 
-/// Plain locks, read-write locks, those of which several are taken at once, and semaphores.
+/// Plain locks, read-write locks, locks that are taken several at once, and semaphores.
 pub(crate) type Locks = &'static [&'static str];
 
 pub(crate) const LOCKS: Locks = &[
@@ -42,7 +42,7 @@ pub(super) struct Use {
     permits: u32,
     tie: &'static str,
     lease: u64,
-    /// What `RLOCK.RELEASE` is to compare.
+    /// The token that `RLOCK.RELEASE` compares.
     pub(super) token: Option<u64>,
 }
 
@@ -74,7 +74,7 @@ impl Use {
         }
     }
 
-    /// What a session holds until it gives it back or ends.
+    /// A use by a session, until it gives the lock back or ends.
     pub(super) fn of(owner: String, locks: &[&'static str], mode: &'static str) -> Self {
         Self {
             owner,
@@ -221,8 +221,8 @@ impl Use {
         }
     }
 
-    /// What the answer to such an acquisition means, which does not wait any more. Of several locks
-    /// the count is the highest, and the owner may have held some.
+    /// The meaning of the answer to an acquisition that no longer waits. Of several locks the count
+    /// is the highest, and the owner may have held some.
     pub(super) fn acquired(&self, reply: &Reply) -> String {
         match Self::held(reply) {
             Some((count, token)) if self.is_of_one() => format!("held {count} {token}"),
@@ -231,7 +231,7 @@ impl Use {
         }
     }
 
-    /// What an event means that says so.
+    /// The meaning of such an event.
     pub(super) fn granted(&self, token: i64) -> String {
         if self.is_of_one() {
             format!("held {} {token}", self.count())
@@ -240,8 +240,8 @@ impl Use {
         }
     }
 
-    /// What the answer to a release means. Of several locks some may have been lost, and which is
-    /// not said.
+    /// The meaning of the answer to a release. Of several locks some may have been lost, and which
+    /// is not said.
     pub(super) fn released(&self, reply: &Reply) -> Option<String> {
         let count = i64::try_from(self.locks.len()).expect("three at most");
         match reply {

@@ -127,8 +127,8 @@ async fn lock(
     };
     let is_handed_on = |guard: &Guard| keeps && !TOKENS.lock().unwrap().insert(guard.token());
     if let Some(guard) = result.as_ref().ok().filter(|guard| is_handed_on(guard)) {
-        // What was asked for then is not what this process was granted, and kept. How long that
-        // lasts only the guard says.
+        // That request is not the one that was granted to this process, which keeps the lock. Only
+        // the guard knows how long that lasts.
         let id = life.ask(format!("? {name} plain session acquire 0 guard"));
         say_granted(&id, 1, guard);
         return result.ok();
@@ -139,7 +139,7 @@ async fn lock(
 /// Of the kept locks that this process was granted.
 static TOKENS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
-/// Writes down what has come of a call.
+/// Writes down the outcome of a call.
 fn granted<M>(id: &str, count: u32, result: Result<Guard<M>, Error>) -> Option<Guard<M>> {
     match result {
         Ok(guard) => {

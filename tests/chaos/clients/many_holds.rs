@@ -1,5 +1,4 @@
-//! Sessions with thousands of holds and waits each, which end; and those who wait for what they
-//! hold.
+//! Sessions with thousands of holds and waits each, which end; and the waiters for their locks.
 
 use std::io;
 use std::sync::LazyLock;
@@ -122,7 +121,7 @@ fn end_together(random: &mut Random, sessions: &mut [PipelinedSession; 2]) -> io
     Ok(())
 }
 
-/// One session that goes on, and waits for what others hold, two and more owners a lock.
+/// One session that goes on, and waits for others' locks, two and more owners a lock.
 pub(super) fn lives(life: &Life, mut random: Random) {
     while life.goes_on() {
         if live(life, &mut random).is_err() {

@@ -1,4 +1,4 @@
-//! What ends in one moment: sessions are ended in the same packet, and so in the same turn of the
+//! Endings in one moment: sessions are ended in the same packet, and so in the same turn of the
 //! server's event loop, in which the locks that they held are asked for.
 
 use std::io;
@@ -14,7 +14,7 @@ use super::told;
 use crate::history::now;
 use crate::random::Random;
 
-/// Those of which several are taken at once, and read-write locks.
+/// Locks that are taken several at once, and read-write locks.
 pub(crate) const LOCKS_IN_PACKETS: Locks = &[
     "t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8", "t9", "t10", "t11", "t12", "t13", "t14",
     "t15", "t16", "t17", "t18", "t19", "t20", "t21", "t22", "t23", "w0", "w1", "w2", "w3", "w4",
@@ -185,7 +185,7 @@ fn kills(random: &mut Random, dying: &[PipelinedSession]) -> Vec<String> {
     kills
 }
 
-/// What else is in the packet, and what its answer means.
+/// Another command of the packet, and the meaning of its answer.
 enum Answer {
     Nothing,
     Acquired(Use),
@@ -216,7 +216,7 @@ impl Packet {
             .push((String::new(), command, Answer::Nothing));
     }
 
-    /// One who asks for a lock and does not wait.
+    /// A caller that asks for a lock and does not wait.
     fn add_newcomer(&mut self, life: &Life, the_use: Use) {
         let rest = format!("SESSION {}", life.name);
         let (id, command) = the_use.acquire("none", &rest).begin(life);
@@ -225,7 +225,7 @@ impl Packet {
 
     /// The end of whatever holds of it there are.
     fn add_break(&mut self, random: &mut Random, life: &Life, lock: &str) {
-        // What is deleted of a read-write lock leaves its readers' other keys behind.
+        // A deleted read-write lock leaves its readers' other keys behind.
         let is_plain = LOCKS_IN_PACKETS[..PLAIN].contains(&lock);
         let ends = if is_plain && random.percent(50) {
             "DEL"
@@ -237,7 +237,7 @@ impl Packet {
             .push((life.breaks(lock), command, Answer::Broken));
     }
 
-    /// Something that concerns what an owner holds and waits for, or what others hold of it.
+    /// A command about an owner's holds and waits, or about others' holds of the same lock.
     fn add_any(&mut self, random: &mut Random, life: &Life, together: &Use, newcomer: Use) {
         let lock = newcomer.locks[0];
         let (asked, answer) = match random.within(0, 12) {
@@ -315,7 +315,7 @@ impl Blocked {
         let Reply::Int(client) = conn.try_read(REPLY_WITHIN)? else {
             return Err(io::Error::other("no number"));
         };
-        // What it is granted and is never told of ends soon.
+        // A grant that it is never told of ends soon.
         let the_use = Use::of(life.owner(), &[lock], "").for_ms(300);
         let rest = format!("BLOCK 300 SESSION {}", survivor.life.name);
         let (id, command) = the_use.acquire("block", &rest).begin(&survivor.life);

@@ -27,9 +27,9 @@ pub(super) struct PipelinedSession {
     pub(super) id: i64,
     events: Conn,
     pub(super) commands: Conn,
-    /// By their owners, each of whom waits once: by what its answer is told, and what it asked for.
+    /// By their owners, since an owner waits once: the id of the request, and its use.
     waits: HashMap<String, (String, Use)>,
-    /// Until when it keeps what it gives back by itself.
+    /// The holds that it gives back by itself, each with its time.
     holds: Vec<(Instant, Use)>,
 }
 
@@ -138,7 +138,7 @@ impl PipelinedSession {
         }
     }
 
-    /// Gives back what it has kept for long enough.
+    /// Gives back the holds whose time has come.
     pub(super) fn release_due(&mut self) -> io::Result<()> {
         let now = Instant::now();
         let (due, rest): (Vec<_>, _) = self.holds.drain(..).partition(|(until, _)| *until <= now);
@@ -212,7 +212,7 @@ impl PipelinedSession {
                 continue;
             }
             if kind == "lost" {
-                // What is lost one need not give back.
+                // A lost hold need not be given back.
                 self.holds.retain(|(_, the_use)| the_use.owner != owner);
                 continue;
             }
@@ -250,7 +250,7 @@ impl PipelinedSession {
 }
 
 impl Drop for PipelinedSession {
-    /// Before the connections are closed: what it holds may end from now on.
+    /// Before the connections are closed: its holds may end from now on.
     fn drop(&mut self) {
         self.life.closes();
     }
@@ -260,7 +260,7 @@ fn is_over(reply: &Reply) -> bool {
     refusal(reply).is_some_and(|error| error.contains("NOSESSION"))
 }
 
-/// Up to so many milliseconds.
+/// Up to this number of milliseconds.
 pub(super) fn up_to(random: &mut Random, ms: u64) -> Duration {
     Duration::from_micros(random.within(0, ms * 1000))
 }

@@ -1,5 +1,5 @@
-//! Connections, each of which takes locks and waits for them in the server, enters again, renews,
-//! stays too long, and gives back.
+//! Connections that take locks and wait for them in the server, enter again, renew, stay too long,
+//! and give back.
 
 use std::io;
 use std::thread;
@@ -50,7 +50,7 @@ fn once(life: &Life, random: &mut Random, conn: &mut Conn) -> io::Result<()> {
         // Another one, if the first hold was over by then.
         the_use.token = the_use.token.and(again).or(the_use.token);
     }
-    // A writer who reads, and gives the writing back first, becomes a reader.
+    // A writer that reads as well, and gives the writing back first, becomes a reader.
     let mut reading = the_use.reading().filter(|_| random.percent(30));
     if let Some(read) = &reading {
         let held = acquire(life, conn, read, "none", "", Duration::ZERO)?;

@@ -17,7 +17,7 @@ pub(super) fn run(life: &Life, mut random: Random) {
     while life.goes_on() {
         let broken = Session::begin(life, &mut random).and_then(|mut session| {
             let result = session.go_on(&mut random);
-            // Before the connections are closed: what it holds may end from now on.
+            // Before the connections are closed: its holds may end from now on.
             life.closes();
             result
         });
@@ -155,7 +155,7 @@ impl<'a> Session<'a> {
                 }
                 // By this session, on its connection for commands, which is not bound.
                 "lost" if value.text() == "released" => {}
-                // What is lost one need not give back.
+                // A lost hold need not be given back.
                 "lost" => self.holds.retain(|(_, the_use)| the_use.owner != owner),
                 "wanted" => wanted(&lock.text(), &owner),
                 other => panic!("an event of the kind {other:?}"),

@@ -64,7 +64,7 @@ async fn add(life: &Life, client: &Client, store: &mut Conn, check: Check) {
     if guard.is_lost() {
         return;
     }
-    // From here on it trusts what it has just seen, as any program must at some point.
+    // From here on it trusts its last look, as any program must at some point.
     life.says(&format!("inside {element}"));
     sleep(WORK).await;
     let set = format!("{set},{element}");

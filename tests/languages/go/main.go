@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -40,7 +41,9 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lock, err := acquire(ctx, redis.NewClient(options), "stock:42")
+	waiting, stop := signal.NotifyContext(ctx, os.Interrupt) // Ctrl-C leaves the queue
+	lock, err := acquire(waiting, redis.NewClient(options), "stock:42")
+	stop()
 	if err != nil {
 		return err
 	}

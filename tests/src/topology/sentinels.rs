@@ -8,7 +8,7 @@ use crate::eventually::{eventually, until};
 use crate::server::{Builder, Server};
 use crate::topology::{Pair, cut_off};
 
-/// A primary and its replica, and three sentinels, two of which are enough to replace the primary.
+/// A primary and its replica, and three sentinels. Two of them are enough to replace the primary.
 ///
 /// They are quicker than sentinels are by default: a server is down when it has not answered for
 /// three seconds.
@@ -27,7 +27,7 @@ const DOWN_AFTER_MS: u32 = 3000;
 const FAILOVER_TIMEOUT_MS: u32 = 3000;
 
 impl Sentinels {
-    /// What the sentinels call the pair.
+    /// The sentinels' name for the pair.
     pub const SERVICE: &str = "rlock";
 
     /// Two servers with the module.
@@ -36,7 +36,7 @@ impl Sentinels {
         Self::of(Server::builder(), Server::builder())
     }
 
-    /// These two, the first of which is the primary at the beginning.
+    /// These two servers; the first is the primary at the beginning.
     #[track_caller]
     pub fn of(primary: Builder, replica: Builder) -> Self {
         Self::over(Pair::of(primary, replica))
@@ -132,8 +132,9 @@ impl Sentinels {
         self.trio.await_failover(self.servers[index].port());
     }
 
-    /// Cuts the primary off from the sentinels and its replica, for good: their user, who is
-    /// everybody's unless others are made, is refused from now on. Connections of other users pass.
+    /// Cuts the primary off from the sentinels and its replica, for good: the user with whose name
+    /// they log in is refused from now on. It is everybody's user unless others are made.
+    /// Connections of other users pass.
     #[track_caller]
     pub fn cut_off_primary(&self) {
         cut_off(self.primary());
@@ -157,7 +158,7 @@ impl Sentinels {
     }
 
     /// Waits until the sentinels that live agree on the primary and know each other, and the
-    /// replica, of which they could make another primary at once, follows it.
+    /// replica, which they could promote at once, follows it.
     #[track_caller]
     pub fn settle(&self) {
         self.trio.settle();
@@ -176,8 +177,8 @@ impl Sentinels {
 pub struct Trio([Server; 3]);
 
 impl Trio {
-    /// Over this primary and its replica, each of which is down when it has not answered for so
-    /// long.
+    /// Over this primary and its replica, which count as down when they have not answered for this
+    /// time.
     #[track_caller]
     pub fn over(primary: &Server, down_after_ms: u32) -> Self {
         Self::of(primary, down_after_ms, &Server::builder())
@@ -237,8 +238,8 @@ impl Trio {
         });
     }
 
-    /// Waits until those that live agree on the primary and know each other, and the replica, of
-    /// which they could make another primary at once, follows it.
+    /// Waits until those that live agree on the primary and know each other, and the replica, which
+    /// they could promote at once, follows it.
     #[track_caller]
     pub fn settle(&self) {
         until("the sentinels have settled", || {

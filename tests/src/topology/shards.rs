@@ -64,7 +64,7 @@ impl Shards {
         self.living().filter(|node| is_primary(node)).collect()
     }
 
-    /// The primary that serves `key`, as soon as there is one.
+    /// The primary that serves `key`; waits until one does.
     #[track_caller]
     pub fn primary_of(&self, key: &str) -> &Server {
         &self.nodes[self.index_of_primary(key)]
@@ -133,7 +133,7 @@ impl Shards {
         self.settle();
     }
 
-    /// Waits until all nodes that live agree on who is there, and each replica follows its primary.
+    /// Waits until all live nodes agree on the members, and each replica follows its primary.
     #[track_caller]
     pub fn settle(&self) {
         until("the cluster has settled", || {
@@ -170,7 +170,7 @@ fn is_primary(node: &Server) -> bool {
     role[2].contains("master")
 }
 
-/// What a node says of itself: its line of `CLUSTER NODES`, word by word.
+/// A node's own line of `CLUSTER NODES`, word by word.
 fn myself(node: &Server) -> Vec<String> {
     let nodes = node.run("CLUSTER NODES").text();
     let own = nodes.lines().find(|line| line.contains("myself"));
@@ -178,7 +178,7 @@ fn myself(node: &Server) -> Vec<String> {
     words.map(str::to_owned).collect()
 }
 
-/// Who is there, as a node sees it: ids, roles, primaries and slots. None while it is unsure.
+/// The members, as a node sees them: ids, roles, primaries and slots. None while it is unsure.
 fn view(node: &Server) -> Option<Vec<String>> {
     if !node.run("CLUSTER INFO").text().contains("cluster_state:ok") {
         return None;
