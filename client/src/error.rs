@@ -9,10 +9,7 @@ use redis::RedisError;
 
 /// Why a call did not do what it was asked to.
 ///
-/// The kinds keep apart what a caller may conclude: that somebody else has the lock, that the
-/// server was never asked, or that nobody can know. None of them is folded into `false`.
-///
-/// What is known:
+/// The kind tells what is certain:
 /// - [not acquired](Self::is_not_acquired): somebody else has the lock; nothing is held.
 /// - [lost](Self::is_lost): this hold is over, and another owner may have the lock since.
 /// - [unavailable](Self::is_unavailable): the server has not carried the command out.
