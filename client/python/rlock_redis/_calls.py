@@ -7,12 +7,13 @@ and never suspends, so a coroutine runs to its end at once.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import os
 import weakref
-from typing import Any, Callable, ContextManager, Coroutine, Dict, Generic, Optional, Sequence
-from typing import TypeVar, Union
+from typing import Any, Callable, ContextManager, Coroutine, Generic, Sequence, TypeVar, Union
 
-from redis.exceptions import LockNotOwnedError, ResponseError
+from redis.exceptions import ConnectionError, LockNotOwnedError, RedisError, ResponseError
 
 from . import _core
 from ._core import Command, Hold, Kind, Session, Unanswered, UnknownOutcome, encode
@@ -21,9 +22,11 @@ T = TypeVar("T")
 Name = Union[str, bytes]
 PAUSE = 0.05, 0.5  # seconds before the second attempt to connect, and at most before a later one
 SLACK = 0.25  # seconds by which word of the end of a wait may come late
-OF_THE_CONNECTION = ("host", "port", "path", "db", "username", "password", "credential_provider")
-OF_THE_CONNECTION += ("socket_keepalive", "socket_type", "client_name", "encoding")
-OF_THE_CONNECTION += ("connection_pool",)  # which finds the primary by Sentinel
+# `connection_pool` finds the primary by Sentinel.
+OF_THE_CONNECTION = set(
+    "host port path db username password credential_provider socket_type socket_keepalive"
+    " client_name encoding connection_pool".split()
+)
 BUSY = ("LOADING", "MISCONF", "BUSY ", "MASTERDOWN", "CLUSTERDOWN")
 
 
@@ -35,7 +38,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a wait of threads suspends nothing")
 
 
-def connection_options(pool: Any, timeout: float) -> Dict[str, Any]:
+def connection_options(pool: Any, timeout: float) -> dict[str, Any]:
     """Those of the pool; but timeouts, replies and retries are as a session needs them."""
     options = {
         name: value
@@ -46,23 +49,163 @@ def connection_options(pool: Any, timeout: float) -> Dict[str, Any]:
     return {**options, **mine, "socket_timeout": timeout, "socket_connect_timeout": timeout}
 
 
-def is_busy(reply: Any) -> bool:
-    """Whether the server cannot do it just now: it is sent again, so that the order stays."""
-    return isinstance(reply, ResponseError) and str(reply).startswith(BUSY)
-
-
 class Link:
-    """A session and its two connections. What drives it is in the subclasses."""
+    """A session and its two connections. How it waits and runs is in the subclasses."""
 
-    session: Session
     mutex: ContextManager[Any]
+
+    def __init__(self, pool: Any, grace: float) -> None:
+        # Without a reply for a quarter of the grace, a connection is replaced.
+        self.kind, self.options = pool.connection_class, connection_options(pool, grace / 4)
+        # There is something to send; to look earlier; a reply to EVENTS; a first one, or an error;
+        # no command is without an answer; the end.
+        self.work, self.time, self.beat = self.event(), self.event(), self.event()
+        self.begun, self.idle, self.end = self.event(), self.event(), self.event()
+        self.session = Session(grace, self.event, self.work.set, self.time.set, self.call)
+        self.numbers, self.beats, self.is_started = itertools.count(1), 0, False
+        self.failure: Exception | None = None
+        self.connections: dict[Any, Any] = {}
+
+    def valid_for(self, hold: Hold) -> float:
+        if os.getpid() != self.session.pid:
+            return 0.0  # after a fork, which may have copied a locked mutex
+        with self.mutex:
+            return hold.valid_for()
+
+    def event(self) -> Any:
+        raise NotImplementedError
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        raise NotImplementedError
+
+    def call(self, function: Callable[[], Any]) -> None:
+        """Calls a function of the application, which may take long or fail."""
+        raise NotImplementedError
+
+    async def wait(self, event: Any, seconds: float | None) -> bool:
+        raise NotImplementedError
+
+    async def do(self, result: Any) -> Any:
+        """What a method of a connection gives: for asyncio it is to be awaited."""
+        raise NotImplementedError
+
+    async def disconnect(self, connection: Any) -> None:
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        raise NotImplementedError
 
     async def ready(self) -> None:
         """Returns when the session has begun; raises what kept it from beginning."""
-        raise NotImplementedError
+        self.session.check()
+        with self.mutex:
+            if not self.is_started:
+                self.is_started = True
+                for each in (self._keep(self._listen), self._keep(self._carry), self._tick()):
+                    self.start(each)
+            if not self.session.life:
+                self.failure = None
+                self.begun.clear()
+        while not self.session.life:
+            await self.wait(self.begun, None)
+            if self.failure:
+                raise self.failure
+            self.session.check()
 
-    async def wait(self, event: Any, seconds: Optional[float]) -> bool:
-        raise NotImplementedError
+    async def close(self) -> None:
+        """Gives back all that is held, and waits up to the grace until the server knows."""
+        if os.getpid() != self.session.pid:
+            return  # the sockets are those of the process that forked
+        with self.mutex:
+            if self.session.closed:
+                return
+            self.session.close()
+            if waits := self.session.life and self.session.commands:
+                self.idle.clear()
+        try:
+            if waits:
+                await self.wait(self.idle, self.session.grace)
+        finally:
+            for event in (self.end, self.work, self.time, self.beat, self.begun):
+                event.set()
+            await self.stop()
+
+    async def _tick(self) -> None:
+        while not self.end.is_set():
+            self.time.clear()
+            with self.mutex:
+                left = self.session.tick()
+            await self.wait(self.time, left)
+
+    async def _keep(self, serve: Callable[[Any, int], Any]) -> None:
+        """Serves on a connection, and on another when it breaks or is silent for too long."""
+        pause = PAUSE[0]
+        while not self.end.is_set():
+            connection, beats = self.kind(**self.options), self.beats
+            self.connections[serve.__name__] = connection
+            try:
+                await self.do(connection.connect())
+                await serve(connection, next(self.numbers))
+            except (RedisError, OSError) as error:
+                with self.mutex:
+                    self.failure = error
+                    self.begun.set()
+                pause = PAUSE[0] if self.beats != beats else min(2 * pause, PAUSE[1])
+                await self.wait(self.end, pause)
+            finally:
+                await self.disconnect(connection)
+
+    async def _listen(self, connection: Any, number: int) -> None:
+        """The session connection."""
+        pause = 1  # millisecond: the first call confirms the session at once
+        while not self.end.is_set():
+            with self.mutex:
+                words, sent = self.session.events_words(number, pause), self.session.clock()
+            await self.do(connection.send_command(*words))
+            reply = await self.do(connection.read_response())
+            with self.mutex:
+                self.session.hear(sent, *reply)
+                self.beats += 1
+                self.failure = None
+                self.begun.set()
+                self.beat.set()
+            pause = int(self.session.grace * 200)  # less than the connection's timeout
+
+    async def _carry(self, connection: Any, number: int) -> None:
+        """The command connection. What has no answer from the one before is sent again."""
+        self.beat.clear()
+        await self.do(connection.send_command(*self.session.bind_words(number)))
+        bound = await self._reply(connection)
+        life = None if isinstance(bound, Exception) else bound[0]
+        with self.mutex:
+            self.session.rebound()
+        if life != self.session.life:  # after the next reply to EVENTS there may be a session
+            await self.wait(self.beat, None)
+        while life == self.session.life:
+            self.work.clear()
+            with self.mutex:
+                batch = self.session.batch()
+                if not batch:
+                    self.idle.set()
+            if not batch:
+                if self.end.is_set():
+                    return
+                await self.wait(self.work, None)
+                continue
+            packed = connection.pack_commands([command.words for command in batch])
+            await self.do(connection.send_packed_command(packed))
+            for command in batch:
+                reply = await self._reply(connection)
+                if isinstance(reply, ResponseError) and str(reply).startswith(BUSY):
+                    raise ConnectionError(str(reply))  # sent again, so that the order stays
+                with self.mutex:
+                    self.session.answered(command, reply)
+
+    async def _reply(self, connection: Any) -> Any:
+        try:
+            return await self.do(connection.read_response())
+        except ResponseError as error:
+            return error
 
 
 async def acquire(link: Link, make: Callable[[], Hold], wait: float) -> Hold:
@@ -131,40 +274,27 @@ async def call(link: Link, hold: Hold, words: Sequence[Any]) -> Any:
 class BaseGuard:
     """A lock that is held. Once it says that it is lost, it never says otherwise."""
 
-    def __init__(self, link: Link, hold: Hold) -> None:
-        self._link, self._hold = link, hold
-        forget = functools.partial(link.session.leave, hold)
+    def __init__(self, call: BaseCall, hold: Hold) -> None:
+        # The client ends when it, its calls and its guards are forgotten.
+        link, self._client, self._hold = call._link, call._client, hold
+        self._link = link
+        #: The fencing token: larger than that of each earlier grant of this lock.
+        self.token, self.owner = hold.token, hold.owner
+        #: Events of `threading` or `asyncio`. `lost` is set when the lock is lost or released;
+        #: `wanted` when somebody waits for it, if `on_wanted` was given.
+        self.lost, self.wanted = hold.lost, hold.wanted
+        forget: Callable[[], Any] = functools.partial(link.session.leave, hold)
         self._forget = weakref.finalize(self, link.session.forgotten.append, forget)
         self._forget.atexit = False
 
     @property
-    def token(self) -> int:
-        """The fencing token: larger than that of each earlier grant of this lock."""
-        return self._hold.token
-
-    @property
-    def owner(self) -> bytes:
-        return self._hold.owner
-
-    @property
-    def reason(self) -> Optional[str]:
+    def reason(self) -> str | None:
         """Why it is lost, or None."""
         return self._hold.reason
 
-    @property
-    def lost(self) -> Any:
-        """An event (of `threading` or `asyncio`) that is set when the lock is lost or released."""
-        return self._hold.lost
-
-    @property
-    def wanted(self) -> Any:
-        """An event that is set when somebody waits for the lock, if `on_wanted` was given."""
-        return self._hold.wanted
-
     def valid_for(self) -> float:
         """For how many seconds the server surely grants the lock to nobody else."""
-        with self._link.mutex:
-            return self._hold.valid_for()
+        return self._link.valid_for(self._hold)
 
     def is_lost(self) -> bool:
         """Asks nobody, so look before each step of the work."""
@@ -172,7 +302,7 @@ class BaseGuard:
 
     def release(self) -> None:
         """Sends the release and waits for no answer. Twice does no harm."""
-        if self._forget.detach() and _core.os.getpid() == self._link.session.pid:
+        if self._forget.detach() and os.getpid() == self._link.session.pid:
             with self._link.mutex:
                 self._link.session.leave(self._hold)
 
@@ -192,7 +322,7 @@ class Verbs(Generic[C]):
 
     _lease: float
 
-    def _call(self, names: Sequence[Name], kind: Kind, options: Dict[str, Any]) -> C:
+    def _call(self, names: Sequence[Name], kind: Kind, options: dict[str, Any]) -> C:
         raise NotImplementedError
 
     def lock(self, name: Name, **options: Any) -> C:
@@ -213,7 +343,7 @@ class Verbs(Generic[C]):
             raise ValueError("several locks are one or more, each call with an owner of its own")
         return self._call(list(dict.fromkeys(map(encode, names))), _core.PLAIN, options)
 
-    def permits(self, name: Name, limit: Optional[int] = None, n: int = 1, **options: Any) -> C:
+    def permits(self, name: Name, limit: int | None = None, n: int = 1, **options: Any) -> C:
         """`n` permits of a semaphore that has `limit`; or the limit set with RLOCK.LIMIT."""
         if "owner" in options:
             raise ValueError("permits are not re-entrant: each call has an owner of its own")
@@ -225,20 +355,22 @@ class BaseCall:
 
     def __init__(
         self,
-        link: Link,
+        client: Any,
         names: Sequence[Name],
         kind: Kind,
         *,
-        timeout: Optional[float] = None,
-        owner: Optional[Name] = None,
+        timeout: float | None = None,
+        owner: Name | None = None,
         lease: float,
         max_hold: float = math.inf,
-        on_lost: Optional[Callable[[], Any]] = None,
-        on_wanted: Optional[Callable[[], Any]] = None,
+        on_lost: Callable[[], Any] | None = None,
+        on_wanted: Callable[[], Any] | None = None,
     ) -> None:
         if not (lease > 0 and max_hold > 0):
             raise ValueError("lease and max_hold must be above 0 seconds")
-        self._link, self._timeout, self._guard = link, timeout, None
+        link: Link = client._link
+        self._client, self._link, self._timeout = client, link, timeout
+        self._guard: Any = None
 
         def make() -> Hold:
             whose = link.session.new_owner() if owner is None else encode(owner)

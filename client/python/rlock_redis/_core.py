@@ -16,7 +16,7 @@ import os
 import time
 import uuid
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 from redis.exceptions import ConnectionError, LockError, ResponseError, TimeoutError
 
@@ -57,9 +57,9 @@ class Kind(NamedTuple):
     """The mode of a hold, as events name it, and the words for it in commands."""
 
     mode: bytes
-    ask: Tuple[Any, ...] = ()
-    name: Tuple[Any, ...] = ()
-    release: Tuple[Any, ...] = ()
+    ask: tuple[Any, ...] = ()
+    name: tuple[Any, ...] = ()
+    release: tuple[Any, ...] = ()
 
 
 PLAIN = Kind(b"plain")
@@ -67,7 +67,7 @@ READ = Kind(b"read", ("READ",), ("READ",), ("READ",))
 WRITE = Kind(b"write", ("WRITE",), ("WRITE",), ("WRITE",))
 
 
-def permits(n: int, limit: Optional[int]) -> Kind:
+def permits(n: int, limit: int | None) -> Kind:
     of = () if limit is None else ("OF", limit)
     return Kind(b"permits", ("PERMITS", n, *of), ("PERMITS",), ("PERMITS", n))
 
@@ -77,7 +77,7 @@ class Command:
 
     def __init__(self, words: Sequence[Any], done: Any, repeatable: bool) -> None:
         self.words, self.done, self.repeatable = words, done, repeatable
-        self.then: Optional[Callable[[Command], None]] = None
+        self.then: Callable[[Command], None] | None = None
         self.reply: Any = None
         # The last sending, the life of the session then, and the number of sendings.
         self.sent, self.life, self.times = 0.0, 0, 0
@@ -102,17 +102,17 @@ class Hold:
         self.users = 1
         self.phase, self.token, self.seq, self.life = ASKING, 0, 0, 0
         self.since, self.ends, self.attempt, self.renewing = 0.0, math.inf, 0.0, 0
-        self.kept: List[Tuple[Any, ...]] = []
-        self.error: Optional[Exception] = None
-        self.reason: Optional[str] = None
+        self.kept: list[tuple[int, bytes, Any, int]] = []
+        self.error: Exception | None = None
+        self.reason: str | None = None
         self.gone = False  # the server has said that it has no such hold
         self.restored = False  # known by its owner's name alone: it is not asked for again
         self.forgotten = False  # nobody can give it back any more: it ends with its time
         self.next_look = math.inf
         # Events to wait for: the call has its answer; the hold is lost; somebody waits for it.
         self.settled, self.lost, self.wanted = session.event(), session.event(), session.event()
-        self.on_lost: Optional[Callable[[], Any]] = None
-        self.on_wanted: Optional[Callable[[], Any]] = None
+        self.on_lost: Callable[[], Any] | None = None
+        self.on_wanted: Callable[[], Any] | None = None
 
     # How long it is ours.
 
@@ -167,8 +167,8 @@ class Hold:
 
     def ask(self) -> None:
         self.phase, self.kept = ASKING, []
-        words: List[Any] = [milliseconds(min(self.lease, self.max_hold))]
-        options: List[Any] = ["SESSION", self.session.id, "ONCE"]
+        words: list[Any] = [milliseconds(min(self.lease, self.max_hold))]
+        options: list[Any] = ["SESSION", self.session.id, "ONCE"]
         if self.wants:
             options.append("WANTED")
         left = self.deadline - self.session.clock()
@@ -182,7 +182,7 @@ class Hold:
 
     def renew(self) -> Command:
         """Renews each name by the token; the last of the commands."""
-        answers: List[Command] = []
+        answers: list[Command] = []
         self.attempt = self.session.clock()
         self.renewing += 1
 
@@ -200,7 +200,7 @@ class Hold:
             command.then = answered
         return command
 
-    def give_back(self) -> Optional[Command]:
+    def give_back(self) -> Command | None:
         """What the server may have of it ends, whatever was heard of it."""
         command = None
         if self.phase in (ASKING, REFUSED, WAITING):
@@ -287,7 +287,7 @@ class Hold:
         self.settled.set()
         self.look()
 
-    def _renewed(self, answers: List[Command]) -> None:
+    def _renewed(self, answers: list[Command]) -> None:
         self.renewing -= 1
         sent, lives = min(each.sent for each in answers), {each.life for each in answers}
         replies = [each.reply for each in answers]
@@ -334,16 +334,16 @@ class Session:
         self.call, self.clock = call, clock
         self.id, self.pid, self.numbers = str(uuid.uuid4()), os.getpid(), itertools.count(1)
         self.closed = False
-        self.table: Dict[Tuple[bytes, bytes, bytes], Hold] = {}
-        self.holds: Set[Hold] = set()
-        self.commands: Deque[Command] = deque()  # without an answer, in order
-        self.forgotten: Deque[Callable[[], None]] = deque()  # of objects that are no more
-        self.times: List[Tuple[float, int, Hold]] = []  # a heap: when to look at a hold
+        self.table: dict[tuple[bytes, bytes, bytes], Hold] = {}
+        self.holds: set[Hold] = set()
+        self.commands: deque[Command] = deque()  # without an answer, in order
+        self.forgotten: deque[Callable[[], Any]] = deque()  # of objects that are no more
+        self.times: list[tuple[float, int, Hold]] = []  # a heap: when to look at a hold
         # The last event heard; for each life, when the last EVENTS answered in it was sent, and
         # the last whose reply told all that had happened.
         self.life, self.seq, self.began = 0, 0, 0.0
-        self.confirmed: Dict[int, float] = {}
-        self.told: Dict[int, float] = {}
+        self.confirmed: dict[int, float] = {}
+        self.told: dict[int, float] = {}
 
     # For callers.
 
@@ -356,7 +356,7 @@ class Session:
     def new_owner(self) -> bytes:
         return f"{self.id}:{next(self.numbers)}".encode()
 
-    def join(self, name: bytes, owner: bytes, kind: Kind) -> Optional[Hold]:
+    def join(self, name: bytes, owner: bytes, kind: Kind) -> Hold | None:
         """The hold that this owner has or waits for already: it is entered once more."""
         hold = self.table.get((name, owner, kind.mode))
         if hold is None or hold.phase == FAILED:
@@ -381,7 +381,7 @@ class Session:
         for name in hold.names:
             self.table[name, hold.owner, hold.kind.mode] = hold
 
-    def leave(self, hold: Hold) -> Optional[Command]:
+    def leave(self, hold: Hold) -> Command | None:
         """One user less; the last one gives the hold back. The command that tells the server."""
         hold.users -= 1
         if hold.users or hold.phase == OVER:
@@ -452,7 +452,7 @@ class Session:
             if self.times[0][2] is hold:
                 self.alarm()
 
-    def tick(self) -> Optional[float]:
+    def tick(self) -> float | None:
         """Renews and ends what is due. The seconds until the next time, if there is one."""
         while self.forgotten:
             self.forgotten.popleft()()
@@ -466,11 +466,11 @@ class Session:
 
     # For the session connection.
 
-    def events_words(self, epoch: int, pause: int) -> Tuple[Any, ...]:
+    def events_words(self, epoch: int, pause: int) -> tuple[Any, ...]:
         words = ("RLOCK.EVENTS", self.id, "EPOCH", epoch, "GRACE", milliseconds(self.grace))
         return (*words, "BLOCK", pause, "AFTER", self.life, self.seq)
 
-    def hear(self, sent: float, life: int, events: List[Any]) -> None:
+    def hear(self, sent: float, life: int, events: list[Any]) -> None:
         """The reply to an EVENTS that was sent at `sent`."""
         before = self.told.get(life, 0.0)
         if self.clock() >= self.confirmed.get(life, math.inf) + self.grace * SAFE:
@@ -501,7 +501,7 @@ class Session:
 
     # For the command connection.
 
-    def bind_words(self, epoch: int) -> Tuple[Any, ...]:
+    def bind_words(self, epoch: int) -> tuple[Any, ...]:
         return ("RLOCK.BIND", self.id, "EPOCH", epoch)
 
     def rebound(self) -> None:
@@ -511,7 +511,7 @@ class Session:
             self.commands.remove(command)
             self._answer(command, UnknownOutcome("the connection broke before the reply"))
 
-    def batch(self) -> List[Command]:
+    def batch(self) -> list[Command]:
         """The commands to send now. Their replies come in this order."""
         batch = list(itertools.islice(self.commands, BATCH))
         for command in batch:

@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from types import SimpleNamespace
-from typing import Any, Coroutine, Optional, Union
+from typing import Any
 
 import redis.asyncio.lock
 import redis.lock
@@ -40,7 +40,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Taken:
-    """A hold, for as long as a lock knows of it: a lock that is forgotten is not renewed for ever."""
+    """A hold that a lock knows of. If the lock is forgotten, it is not renewed for ever."""
 
     def __init__(self, link: Link, hold: Hold) -> None:
         self.link, self.hold = link, hold
@@ -63,7 +63,7 @@ class _Common:
 
     name: Any
     redis: Any
-    timeout: Optional[float]
+    timeout: float | None
     local: Any
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -81,23 +81,21 @@ class _Common:
         raise NotImplementedError
 
     @property
-    def _hold(self) -> Optional[Hold]:
+    def _hold(self) -> Hold | None:
         """The hold that this lock has taken, if `local.token` is still that one's."""
         taken = self.local.taken
         return taken.hold if taken and taken.hold.owner == self.local.token else None
 
     @property
-    def fencing_token(self) -> Optional[int]:
+    def fencing_token(self) -> int | None:
         """The number of the grant, larger than those of all earlier grants; None if not held."""
         return self._hold.token if self._hold else None
 
     @property
     def lost(self) -> bool:
         """Whether the lock was ours and may be another's now. Asks nobody, so look often."""
-        if not self._hold:
-            return False
-        with self.local.taken.link.mutex:
-            return self._hold.valid_for() <= 0
+        hold = self._hold
+        return hold is not None and self.local.taken.link.valid_for(hold) <= 0
 
     def on_lost(self) -> None:
         """Called once, in the background, if the lock is lost. Yours to override."""
@@ -119,9 +117,9 @@ class _Common:
 
     async def _acquire(
         self,
-        blocking: Optional[bool],
-        blocking_timeout: Optional[float],
-        token: Union[str, bytes, None],
+        blocking: bool | None,
+        blocking_timeout: float | None,
+        token: str | bytes | None,
     ) -> bool:
         link = self._link()
         owner = link.session.new_owner() if token is None else encode(token)
@@ -139,19 +137,20 @@ class _Common:
 
     async def _release(self, owner: bytes) -> None:
         link, taken = self._link(), self.local.taken
+        await link.ready()
         self.local.taken = None
         # A lock that was taken elsewhere is released by its owner's name, which `token` is.
         hold = taken.hold if taken and taken.hold.owner == owner else None
         if taken:
             taken.end.detach()
-        command: Optional[Command]
+        command: Command | None
         with link.mutex:
             hold = hold or link.session.table.get((encode(self.name), owner, PLAIN.mode))
             was_held = hold is not None and hold.valid_for() > 0
             if hold is None:
                 command = link.session.send(("RLOCK.RELEASE", self.name, owner))
             else:
-                if hold.session is not link.session:
+                if hold.session is not link.session:  # it is the parent's, who forked
                     raise self._not_owned("release")
                 hold.users = 1
                 command = link.session.leave(hold)
@@ -209,14 +208,14 @@ class Lock(_Common, redis.lock.Lock):
             if pool not in _links:
                 _links[pool] = ThreadLink(pool, grace=10.0)
                 _links[pool].close_with(pool)
-            return _links[pool]  # type: ignore[no-any-return]
+            return _links[pool]
 
-    def acquire(  # type: ignore[override]
+    def acquire(
         self,
-        sleep: Optional[float] = None,
-        blocking: Optional[bool] = None,
-        blocking_timeout: Optional[float] = None,
-        token: Union[str, bytes, None] = None,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
     ) -> bool:
         """As in redis-py. `sleep` means nothing here, and `token` is the owner's name."""
         return run(self._acquire(blocking, blocking_timeout, token))
@@ -246,14 +245,14 @@ class AsyncLock(_Common, redis.asyncio.lock.Lock):
         link = _links.get(pool)
         if link is None or link.loop.is_closed():
             link = _links[pool] = TaskLink(pool, grace=10.0)
-            weakref.finalize(pool, link.abandon).atexit = False
-        return link  # type: ignore[no-any-return]
+            link.close_with(pool)
+        return link
 
-    async def acquire(  # type: ignore[override]
+    async def acquire(
         self,
-        blocking: Optional[bool] = None,
-        blocking_timeout: Optional[float] = None,
-        token: Union[str, bytes, None] = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
     ) -> bool:
         """As in redis-py. `token` is the owner's name."""
         return await self._acquire(blocking, blocking_timeout, token)
@@ -265,11 +264,11 @@ class AsyncLock(_Common, redis.asyncio.lock.Lock):
         owner = self.local.token
         return owner is not None and bool(await self.redis.hexists(self.name, owner))
 
-    async def do_release(self, expected_token: Any) -> None:  # type: ignore[override]
+    async def do_release(self, expected_token: Any) -> None:
         await self._release(encode(expected_token))
 
-    async def do_extend(self, additional_time: float, replace_ttl: bool) -> Any:  # type: ignore[override]
+    async def do_extend(self, additional_time: float, replace_ttl: bool) -> Any:
         return await self._extend(additional_time, replace_ttl)
 
-    async def do_reacquire(self) -> Any:  # type: ignore[override]
+    async def do_reacquire(self) -> Any:
         return await self._extend(self.timeout or 0, True)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import logging
-import os
 import queue
 import socket
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Sequence
 
 import redis
-from redis.exceptions import ConnectionError, RedisError, ResponseError
 
-from ._calls import PAUSE, BaseCall, BaseGuard, Link, Name, Verbs, acquire, call
-from ._calls import connection_options, is_busy, run
-from ._core import Hold, Kind, NotAcquired, Session
-
+from ._calls import BaseCall, BaseGuard, Link, Name, Verbs, acquire, call, run
+from ._core import Kind, NotAcquired, NotInCluster
 
 _links: weakref.WeakSet[ThreadLink] = weakref.WeakSet()
 
@@ -27,153 +22,59 @@ _links: weakref.WeakSet[ThreadLink] = weakref.WeakSet()
 @atexit.register
 def _close_all() -> None:
     for link in list(_links):
-        link.close()
+        run(link.close())
 
 
 class ThreadLink(Link):
     """A thread for each connection, one for time, and one for functions of the application."""
 
+    event = threading.Event
+
     def __init__(self, pool: Any, grace: float) -> None:
-        # Without a reply for a quarter of the grace, a connection is replaced.
-        self.kind, self.options = pool.connection_class, connection_options(pool, grace / 4)
         self.mutex = threading.RLock()
-        self.changed, self.time = threading.Condition(self.mutex), threading.Condition(self.mutex)
-        self.calls: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
-        self.session = Session(
-            grace, threading.Event, self.changed.notify_all, self.time.notify_all, self._call
-        )
-        self.numbers, self.beats = itertools.count(1), 0
-        self.failure: Optional[Exception] = None
-        self.stopped, self.threads = False, []  # type: bool, List[threading.Thread]
-        self.connections: Dict[Any, Any] = {}
-        self.caller: Optional[threading.Thread] = None
+        super().__init__(pool, grace)
+        self.threads: list[threading.Thread] = []
+        self.calls: queue.SimpleQueue[Callable[[], Any]] | None = None
         _links.add(self)
 
     def close_with(self, thing: Any) -> None:
         """Closes when nobody has the thing any more."""
-        close = weakref.finalize(thing, self._start, self.close)
-        close.atexit = False  # a finalizer must not wait; at the end of the process we do
+        # A finalizer must not wait, so another thread does; at the end of the process _close_all.
+        weakref.finalize(thing, self._thread, lambda: run(self.close())).atexit = False
 
-    def _start(self, function: Callable[..., None], *words: Any) -> threading.Thread:
+    def _thread(self, function: Callable[..., Any], *words: Any) -> threading.Thread:
         thread = threading.Thread(target=function, args=words, daemon=True, name="rlock")
         thread.start()
         return thread
 
-    async def ready(self) -> None:
-        self.session.check()
-        with self.changed:
-            if not self.threads:
-                self.threads = [self._start(self._keep, serve) for serve in (self._listen, self._carry)]
-                self.threads.append(self._start(self._tick))
-            if not self.session.life:
-                self.failure = None
-            while not self.session.life:
-                if self.failure:
-                    raise self.failure
-                self.changed.wait()
+    def start(self, coroutine: Any) -> None:
+        self.threads.append(self._thread(run, coroutine))
 
-    async def wait(self, event: threading.Event, seconds: Optional[float]) -> bool:
+    async def wait(self, event: threading.Event, seconds: float | None) -> bool:
         return event.wait(seconds)
 
-    def _call(self, function: Callable[[], Any]) -> None:
-        self.calls.put(function)
-        if not self.caller:
-            self.caller = self._start(self._run_calls)
+    async def do(self, result: Any) -> Any:
+        return result
 
-    def _run_calls(self) -> None:
-        while True:
+    def call(self, function: Callable[[], Any]) -> None:
+        if not self.calls:
+            self.calls = queue.SimpleQueue()
+            self._thread(self._run_calls, self.calls)
+        self.calls.put(function)
+
+    def _run_calls(self, calls: Any) -> None:
+        while function := calls.get():
             try:
-                self.calls.get()()
+                function()
             except Exception:
                 logging.getLogger(__name__).exception("A callback of a lock failed.")
 
-    def _tick(self) -> None:
-        with self.time:
-            while not self.stopped:
-                self.time.wait(self.session.tick())
+    async def disconnect(self, connection: Any) -> None:
+        connection.disconnect()
 
-    def _keep(self, serve: Callable[[Any, int], None]) -> None:
-        """Serves on a connection, and on another when it breaks or is silent for too long."""
-        pause = PAUSE[0]
-        while not self.stopped:
-            connection, beats = self.kind(**self.options), self.beats
-            self.connections[serve] = connection
-            try:
-                connection.connect()
-                serve(connection, next(self.numbers))
-            except (RedisError, OSError) as error:
-                with self.changed:
-                    self.failure = error
-                    self.changed.notify_all()
-                    pause = PAUSE[0] if self.beats != beats else min(2 * pause, PAUSE[1])
-                    self.time.wait_for(lambda: self.stopped, pause)
-            finally:
-                connection.disconnect()
-
-    def _listen(self, connection: Any, number: int) -> None:
-        """The session connection."""
-        grace, pause = self.session.grace, 1  # millisecond: it confirms the session at once
-        while not self.stopped:
-            with self.mutex:
-                words, sent = self.session.events_words(number, pause), self.session.clock()
-            connection.send_command(*words)
-            reply = connection.read_response()
-            with self.changed:
-                self.session.hear(sent, *reply)
-                self.beats += 1
-                self.changed.notify_all()
-            # Less than the connection's timeout.
-            pause = int(grace * 200)
-
-    def _carry(self, connection: Any, number: int) -> None:
-        """The command connection. What has no answer from the one before is sent again."""
-        beats = self.beats
-        bound = self._ask(connection, *self.session.bind_words(number))
-        life = None if isinstance(bound, Exception) else bound[0]
-        with self.changed:
-            self.session.rebound()
-            if life != self.session.life:  # after the next reply to EVENTS there may be a session
-                self.changed.wait_for(lambda: self.beats != beats or self.stopped)
-        while True:
-            with self.changed:
-                while life == self.session.life and not self.session.commands and not self.stopped:
-                    self.changed.wait()
-                if life != self.session.life or self.stopped:
-                    return
-                batch = self.session.batch()
-            packed = connection.pack_commands([command.words for command in batch])
-            connection.send_packed_command(packed)
-            for command in batch:
-                reply = self._reply(connection)
-                if is_busy(reply):
-                    raise ConnectionError(str(reply))
-                with self.changed:
-                    self.session.answered(command, reply)
-                    self.changed.notify_all()
-
-    def _ask(self, connection: Any, *words: Any) -> Any:
-        connection.send_command(*words)
-        return self._reply(connection)
-
-    def _reply(self, connection: Any) -> Any:
-        try:
-            return connection.read_response()
-        except ResponseError as error:
-            return error
-
-    def close(self) -> None:
-        """Gives back all that is held, and waits up to the grace until the server knows."""
-        if os.getpid() != self.session.pid:
-            return  # the sockets are those of the process that forked
-        with self.changed:
-            if self.session.closed:
-                return
-            self.session.close()
-            if self.session.life:
-                self.changed.wait_for(lambda: not self.session.commands, self.session.grace)
-            self.stopped = True
-            self.changed.notify_all()
-            self.time.notify_all()
+    async def stop(self) -> None:
+        if self.calls:
+            self.calls.put(None)  # type: ignore[arg-type]
         for connection in list(self.connections.values()):
             with contextlib.suppress(AttributeError, OSError):
                 connection._sock.shutdown(socket.SHUT_RDWR)  # which ends what a thread reads
@@ -195,20 +96,20 @@ class Guard(BaseGuard):
 class Call(BaseCall):
     def acquire(self) -> Guard:
         """Waits for the lock. Raises NotAcquired when the timeout is over."""
-        return Guard(self._link, run(acquire(self._link, self._make, self._wait())))
+        return Guard(self, run(acquire(self._link, self._make, self._wait())))
 
-    def try_acquire(self) -> Optional[Guard]:
+    def try_acquire(self) -> Guard | None:
         """Does not wait for the lock: None if it is not free."""
         try:
-            return Guard(self._link, run(acquire(self._link, self._make, 0.0)))
+            return Guard(self, run(acquire(self._link, self._make, 0.0)))
         except NotAcquired:
             return None
 
     def __enter__(self) -> Guard:
         if self._guard:
             raise RuntimeError("this call is entered already: make another one")
-        self._guard = self.acquire()
-        return self._guard
+        self._guard = guard = self.acquire()
+        return guard
 
     def __exit__(self, *error: Any) -> None:
         guard, self._guard = self._guard, None
@@ -229,10 +130,10 @@ class Client(Verbs[Call]):
         self._link.close_with(self)
 
     def close(self) -> None:
-        self._link.close()
+        run(self._link.close())
 
-    def _call(self, names: Sequence[Name], kind: Kind, options: Dict[str, Any]) -> Call:
-        return Call(self._link, names, kind, **{"lease": self._lease, **options})
+    def _call(self, names: Sequence[Name], kind: Kind, options: dict[str, Any]) -> Call:
+        return Call(self, names, kind, **{"lease": self._lease, **options})
 
     def __enter__(self) -> Client:
         run(self._link.ready())
@@ -243,14 +144,9 @@ class Client(Verbs[Call]):
 
 
 def pool_of(client: Any) -> Any:
-    from ._core import NotInCluster
-
     if not hasattr(client, "connection_pool"):
         raise NotInCluster(
             "rlock_redis works at one primary (also one found by Sentinel), not with RedisCluster: "
             "it does not find the node that serves a lock"
         )
     return client.connection_pool
-
-
-__all__ = ["Call", "Client", "Guard", "Hold"]

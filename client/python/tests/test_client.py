@@ -92,8 +92,10 @@ class Case(unittest.IsolatedAsyncioTestCase):
     async def counted(self, programs, meanwhile):
         """Each program counts; `meanwhile` is called until they are done. No update is lost."""
         await self.until(
-            lambda: len(self.server.run("RLOCK.SESSIONS")) == len(programs)
-            or any(program.poll() is not None for program in programs),
+            lambda: (
+                len(self.server.run("RLOCK.SESSIONS")) == len(programs)
+                or any(program.poll() is not None for program in programs)
+            ),
             30,
         )
         while any(program.poll() is None for program in programs):

@@ -1,4 +1,4 @@
-"""The decisions alone, without a server: a clock that stands still, and replies that are written here."""
+"""The decisions alone, without a server: a clock that stands still, replies that are written here."""
 
 import math
 

@@ -1,8 +1,9 @@
-"""What the package promises beside redis-py's locks: pools, forks, rights, callbacks, every kind."""
+"""What the package promises beside redis-py's locks: pools, forks, rights, callbacks."""
 
 import asyncio
 import gc
 import os
+import pathlib
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 import redis
 import redis.asyncio
 from harness import Proxy, Server, until
-from redis.exceptions import LockError, LockNotOwnedError
+from redis.exceptions import LockError, LockNotOwnedError, NoPermissionError
 
 from rlock_redis import (
     AsyncClient,
@@ -529,12 +530,12 @@ def test_the_rights_that_the_documents_list_are_enough(server):
             assert client.lock("lock").try_acquire() is None
             with pytest.raises(NotAcquired):
                 client.lock("lock", timeout=0.1).acquire()
-        with pytest.raises(redis.NoPermissionError):
+        with pytest.raises(NoPermissionError):
             client.lock_all(["lock:1", "lock:2"]).acquire()
-        with pytest.raises(redis.NoPermissionError):
+        with pytest.raises(NoPermissionError):
             client.lock("another").acquire()
         with client.lock("lock", timeout=5) as guard:
-            with pytest.raises(redis.NoPermissionError):
+            with pytest.raises(NoPermissionError):
                 guard.call("GET", "lock:data")
             server.run("ACL", "SETUSER", "app", "+rlock.macquire", "+rlock.guard", "+get")
             assert guard.call("GET", "lock:data") is None
@@ -550,3 +551,12 @@ def test_the_rights_that_the_documents_list_are_enough(server):
         assert other.extend(1)
         other.release()
         assert lock.acquire()
+
+
+def test_the_examples_of_the_readme_run(server):
+    text = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+    examples = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    assert len(examples) == 3
+    for example in examples:
+        example = example.replace("redis://127.0.0.1:6379", server.url)
+        subprocess.run([sys.executable, "-c", example], check=True)

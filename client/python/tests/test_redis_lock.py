@@ -89,7 +89,7 @@ class Case(unittest.TestCase):
 
     def assert_lasts(self, at_least, at_most):
         left = self.db.pttl(self.name) / 1000
-        self.assertGreater(left, at_least)
+        self.assertGreater(left, max(at_least - 1, 0))  # by what a busy machine takes
         self.assertLessEqual(left, at_most)
 
     def assert_is_about(self, seconds, expected):
@@ -231,9 +231,9 @@ class Documented:
         lock = self.lock(timeout=3)
         lock.acquire()
         self.assertIs(lock.extend(2), True)
-        self.assert_lasts(3, 5)
+        self.assert_lasts(4, 5)
         self.assertIs(lock.extend(1.5), True)
-        self.assert_lasts(4.5, 6.5)
+        self.assert_lasts(6, 6.5)
         lock.release()
 
     def test_extend_replaces_what_is_left_if_told_to(self):
@@ -250,7 +250,7 @@ class Documented:
         lock.acquire()
         self.db.pexpire(self.name, 1000)
         self.assertIs(lock.reacquire(), True)
-        self.assert_lasts(3, 5)
+        self.assert_lasts(4, 5)
         lock.release()
 
     def test_what_has_no_timeout_is_neither_extended_nor_reacquired(self):
