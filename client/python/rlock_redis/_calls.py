@@ -169,6 +169,7 @@ class Link:
                 self.failure = None
                 self.begun.set()
                 self.beat.set()
+                self.time.set()  # to see what was forgotten
             pause = int(self.session.grace * 200)  # less than the connection's timeout
 
     async def _carry(self, connection: Any, number: int) -> None:

@@ -127,8 +127,8 @@ class Case(unittest.IsolatedAsyncioTestCase):
 
 class Calm(Case):
     async def test_processes_exclude_each_other(self):
-        programs = [self.program("count", self.url, 4, 40) for _ in range(4)]
-        self.assertEqual(await self.counted(programs, lambda: asyncio.sleep(0.1)), 640)
+        programs = [self.program("count", self.url, 4, 20) for _ in range(4)]
+        self.assertEqual(await self.counted(programs, lambda: asyncio.sleep(0.1)), 320)
 
     async def test_waiters_get_it_in_their_order(self):
         async with self.client() as one, self.client() as two:
@@ -156,9 +156,9 @@ class Calm(Case):
 
     async def test_a_call_cancelled_at_any_moment_leaves_nothing(self):
         async with self.client() as client:
-            for n in range(300):
+            for n in range(150):
                 task = asyncio.create_task(self.take(client))
-                await asyncio.sleep(n / 300 * 0.004)
+                await asyncio.sleep(n / 150 * 0.004)
                 task.cancel()
             async with client.lock("lock", timeout=10):
                 self.assertEqual(self.server.waiters(), 0)
@@ -264,7 +264,7 @@ class Cut(Case):
         self.server.kill(which)
 
     async def test_connections_that_are_killed_again_and_again_lose_no_update(self):
-        programs = [self.program("count", self.url, 3, 60) for _ in range(3)]
+        programs = [self.program("count", self.url, 3, 30) for _ in range(3)]
 
         async def meanwhile():
             await asyncio.sleep(random.random() / 5)
@@ -279,7 +279,7 @@ class Cut(Case):
                 )
             )
 
-        self.assertEqual(await self.counted(programs, meanwhile), 540)
+        self.assertEqual(await self.counted(programs, meanwhile), 270)
 
     async def test_a_guard_and_a_wait_outlast_each_cut(self):
         async with self.client() as client:
@@ -375,7 +375,7 @@ class Freeze(Case):
 
     async def test_freezes_lose_no_update(self):
         # A write that is under way in a freeze can come after the lock is another's.
-        programs = [self.program("count", self.url, 3, 60, "fenced") for _ in range(3)]
+        programs = [self.program("count", self.url, 3, 30, "fenced") for _ in range(3)]
 
         async def meanwhile():
             await self.freeze(random.choice([0.1, GRACE / 3, GRACE / 2, 1.3 * GRACE]))
@@ -427,7 +427,7 @@ class HalfOpen(Case):
                 pass
 
     async def test_replies_held_back_at_random_lose_no_update(self):
-        programs = [self.program("count", self.proxy.url, 2, 60) for _ in range(3)]
+        programs = [self.program("count", self.proxy.url, 2, 30) for _ in range(3)]
 
         async def meanwhile():
             # Not the connections of the counter itself.
@@ -448,7 +448,7 @@ class HalfOpen(Case):
             self.proxy.deaf.clear()
             await asyncio.sleep(0.1)
 
-        self.assertEqual(await self.counted(programs, meanwhile), 360)
+        self.assertEqual(await self.counted(programs, meanwhile), 180)
 
 
 if __name__ == "__main__":
