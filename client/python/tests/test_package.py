@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 
 import pytest
 import redis
@@ -49,6 +49,20 @@ def own():
     server.stop()
 
 
+def start(function, *words):
+    """Runs it in a thread that does not keep a test from ending."""
+    future = Future()
+
+    def work():
+        try:
+            future.set_result(function(*words))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
 class Short(Lock):
     lease = 3.0
 
@@ -85,8 +99,8 @@ def test_a_pool_of_one_connection_is_enough(server, pool):
     client = redis.Redis(connection_pool=pool.from_url(server.url, max_connections=1))
     lock = client.lock("lock", timeout=9, lock_class=Lock, thread_local=False)
     other = client.lock("lock", lock_class=Lock, thread_local=False)
-    with lock, ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(other.acquire)
+    with lock:
+        waiting = start(other.acquire)
         until(lambda: server.waiters() == 1)
         assert lock.extend(9) and lock.owned()
         lock.release()
@@ -460,24 +474,23 @@ def test_a_guarded_command_whose_reply_is_lost_is_unknown_and_not_run_twice(serv
 def test_connections_that_are_cut_cost_no_lock_of_redis_py(own):
     proxy = Proxy(own.port)
     client = redis.Redis.from_url(proxy.url)
-    lock = client.lock("lock", lock_class=Short, thread_local=False)
+    lock = client.lock("lock", lock_class=Lock, thread_local=False)
     lock.acquire()
-    other = client.lock("lock", lock_class=Short, thread_local=False)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(other.acquire)
-        for _ in range(4):
-            until(lambda: own.waiters() == 1)
-            proxy.cut()
-            time.sleep(1)
+    other = client.lock("lock", lock_class=Lock, thread_local=False)
+    waiting = start(other.acquire)
+    for _ in range(4):
         until(lambda: own.waiters() == 1)
-        assert not lock.lost
-        # A restart with the data: the hold is renewed by its token, the wait is asked for again.
-        own.signal(9)
-        own.start()
-        until(lambda: own.waiters() == 1)
-        assert not lock.lost and own.info()[b"token"] == lock.fencing_token
-        lock.release()
-        assert waiting.result(10)
+        proxy.cut()
+        time.sleep(1)
+    until(lambda: own.waiters() == 1)
+    assert not lock.lost
+    # A restart with the data: the hold is renewed by its token, the wait is asked for again.
+    own.signal(9)
+    own.start()
+    until(lambda: own.waiters() == 1)
+    assert not lock.lost and own.info()[b"token"] == lock.fencing_token
+    lock.release()
+    assert waiting.result(10)
     other.release()
     proxy.close()
 
@@ -487,11 +500,10 @@ def test_a_release_whose_reply_is_lost_is_a_release(own):
     client = redis.Redis.from_url(proxy.url)
     lock = client.lock("lock", lock_class=Lock)
     lock.acquire()
-    with ThreadPoolExecutor(1) as threads:
-        proxy.deaf.add("all")
-        lost = threads.submit(until, lambda: not own.db.exists("lock"))
-        lost.add_done_callback(lambda _: (proxy.cut(), proxy.deaf.clear()))
-        lock.release()
+    proxy.deaf.add("all")
+    lost = start(until, lambda: not own.db.exists("lock"))
+    lost.add_done_callback(lambda _: (proxy.cut(), proxy.deaf.clear()))
+    lock.release()
     assert not own.db.exists("lock")
     proxy.close()
 
