@@ -34,13 +34,9 @@ mod python {
 
     /// Runs a file of the package's tests against the wheel that was installed.
     #[track_caller]
-    fn package_passes(file: &str) {
-        passes(&[
-            "pytest",
-            "-q",
-            "--durations=5",
-            &format!("package/tests/{file}"),
-        ]);
+    fn package_passes(file: &str, only: &str) {
+        let file = format!("package/tests/{file}");
+        passes(&["pytest", "-q", "--durations=5", "-k", only, &file]);
     }
 
     #[test]
@@ -55,21 +51,26 @@ mod python {
 
     #[test]
     fn the_package_decides_by_the_five_rules() {
-        package_passes("test_core.py");
+        package_passes("test_core.py", "");
     }
 
     #[test]
     fn the_package_lives_with_small_pools_forks_and_few_rights() {
-        package_passes("test_package.py");
+        package_passes("test_package.py", "");
     }
 
     #[test]
     fn the_package_outlasts_cuts_freezes_and_restarts() {
-        package_passes("test_client.py");
+        package_passes("test_client.py", "");
     }
 
     #[test]
     fn the_package_keeps_what_redis_py_documents_of_its_locks() {
-        package_passes("test_redis_lock.py");
+        package_passes("test_redis_lock.py", "not Async");
+    }
+
+    #[test]
+    fn the_package_keeps_what_redis_py_documents_of_its_asyncio_locks() {
+        package_passes("test_redis_lock.py", "Async");
     }
 }

@@ -55,8 +55,10 @@ class Link:
     mutex: ContextManager[Any]
 
     def __init__(self, pool: Any, grace: float) -> None:
-        # Without a reply for a quarter of the grace, a connection is replaced.
+        # Without a reply for a quarter of the grace, a connection is replaced. EVENTS itself waits
+        # for a fifth of the grace.
         self.kind, self.options = pool.connection_class, connection_options(pool, grace / 4)
+        self.pause = int(grace * 200)  # milliseconds
         # There is something to send; to look earlier; a reply to EVENTS; a first one, or an error;
         # no command is without an answer; the end.
         self.work, self.time, self.beat = self.event(), self.event(), self.event()
@@ -101,8 +103,9 @@ class Link:
         with self.mutex:
             if not self.is_started:
                 self.is_started = True
-                for each in (self._keep(self._listen), self._keep(self._carry), self._tick()):
-                    self.start(each)
+                self.start(self._keep(self._listen, self.session.grace / 4 + self.pause / 1000))
+                self.start(self._keep(self._carry, self.session.grace / 4))
+                self.start(self._tick())
             if not self.session.life:
                 self.failure = None
                 self.begun.clear()
@@ -137,11 +140,12 @@ class Link:
                 left = self.session.tick()
             await self.wait(self.time, left)
 
-    async def _keep(self, serve: Callable[[Any, int], Any]) -> None:
+    async def _keep(self, serve: Callable[[Any, int], Any], timeout: float) -> None:
         """Serves on a connection, and on another when it breaks or is silent for too long."""
         pause = PAUSE[0]
         while not self.end.is_set():
-            connection, beats = self.kind(**self.options), self.beats
+            beats = self.beats
+            connection = self.kind(**{**self.options, "socket_timeout": timeout})
             self.connections[serve.__name__] = connection
             try:
                 await self.do(connection.connect())
@@ -170,7 +174,7 @@ class Link:
                 self.begun.set()
                 self.beat.set()
                 self.time.set()  # to see what was forgotten
-            pause = int(self.session.grace * 200)  # less than the connection's timeout
+            pause = self.pause
 
     async def _carry(self, connection: Any, number: int) -> None:
         """The command connection. What has no answer from the one before is sent again."""

@@ -208,7 +208,8 @@ class Lock(_Common, redis.lock.Lock):
             if pool not in _links:
                 _links[pool] = ThreadLink(pool, grace=10.0)
                 _links[pool].close_with(pool)
-            return _links[pool]
+            link: ThreadLink = _links[pool]
+            return link
 
     def acquire(
         self,

@@ -495,6 +495,18 @@ def test_connections_that_are_cut_cost_no_lock_of_redis_py(own):
     proxy.close()
 
 
+def test_replies_that_come_within_a_quarter_of_the_grace_cost_no_connection(server):
+    proxy = Proxy(server.port)
+    with Client(proxy.url, grace=6) as client, client.lock("lock"):
+        for _ in range(3):
+            proxy.deaf.add("all")
+            time.sleep(0.9)
+            proxy.deaf.clear()
+            time.sleep(0.3)
+        assert len(proxy.pairs) == 2
+    proxy.close()
+
+
 def test_a_release_whose_reply_is_lost_is_a_release(own):
     proxy = Proxy(own.port)
     client = redis.Redis.from_url(proxy.url)
