@@ -6,12 +6,7 @@ use super::tidy::read;
 const PROGRAMS: [(&str, &[&str]); 4] = [
     (
         "python",
-        &[
-            "python/take.py",
-            "python/beat.py",
-            "python/lock.py",
-            "python/rlock.py",
-        ],
+        &["python/first.py", "python/take.py", "python/beat.py"],
     ),
     (
         "js",

@@ -13,7 +13,7 @@
 
 mod program; // one of the programs, running
 mod promises; // what each of them does
-mod redis_py; // the lock class for redis-py
+mod redis_py; // the package for Python
 
 /// A module a language, so that its name selects the tests: `python::`.
 macro_rules! each_promise_in {

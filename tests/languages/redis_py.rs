@@ -1,6 +1,5 @@
-//! The lock class for redis-py, and the complete client: their own tests, in Python, each part of
-//! them on a server of its own. They are in a module `python` so that the name of the language
-//! selects them.
+//! The package for Python, `client/python`: its own tests, in Python, which start their servers, and
+//! `RedBeat` with its lock. They are in a module `python` so that the name of the language selects them.
 
 mod python {
     use std::env;
@@ -9,15 +8,16 @@ mod python {
 
     use rlock_tests::{Server, module_path};
 
-    /// Runs a test class, `file.Class`. What it prints is shown, and its results if it fails.
+    /// Runs a module of Python. What it prints is shown, and its results if it fails.
     #[track_caller]
-    fn passes(class: &str) {
+    fn passes(words: &[&str]) {
         let server = Server::start();
         let programs = env::var("RLOCK_PROGRAMS");
         let programs = programs.expect("RLOCK_PROGRAMS: start these tests by `make languages`");
         let folder = Path::new(&programs).join("python");
         let output = Command::new(folder.join("venv/bin/python"))
-            .args(["-m", "unittest", "-v", class])
+            .arg("-m")
+            .args(words)
             .current_dir(folder)
             .env("REDIS_URL", format!("redis://{}", server.address()))
             .env("RLOCK_MODULE", module_path()) // for the servers that a test itself starts
@@ -26,61 +26,51 @@ mod python {
         let printed = String::from_utf8_lossy(&output.stdout);
         let results = String::from_utf8_lossy(&output.stderr);
         print!("{printed}"); // figures
-        assert!(output.status.success(), "{class} failed:\n{results}");
+        assert!(
+            output.status.success(),
+            "{words:?} failed:\n{printed}\n{results}"
+        );
     }
 
-    #[test]
-    fn what_redis_py_documents_is_true_of_its_own_lock() {
-        passes("test_lock.RedisPy");
-    }
-
-    #[test]
-    fn what_redis_py_documents_is_true_of_its_own_asyncio_lock() {
-        passes("test_lock.RedisPyAsync");
-    }
-
-    #[test]
-    fn it_is_true_of_our_lock_which_waits_in_a_queue_and_tells_of_losses() {
-        passes("test_lock.OurLock");
-    }
-
-    #[test]
-    fn it_is_true_of_our_asyncio_lock_which_does_so_too() {
-        passes("test_lock.OurAsyncLock");
+    /// Runs a file of the package's tests against the wheel that was installed.
+    #[track_caller]
+    fn package_passes(file: &str, only: &str) {
+        let file = format!("package/tests/{file}");
+        passes(&["pytest", "-q", "--durations=5", "-k", only, &file]);
     }
 
     #[test]
     fn redbeat_schedules_again_within_the_lease_after_a_beat_was_killed() {
-        passes("test_beat.ABeatIsKilled");
+        passes(&["unittest", "-v", "test_beat.ABeatIsKilled"]);
     }
 
     #[test]
-    fn the_complete_client_excludes_waits_renews_and_tells_of_losses() {
-        passes("test_rlock.Calm");
+    fn the_first_example_runs() {
+        passes(&["first"]);
     }
 
     #[test]
-    fn the_complete_client_outlasts_connections_that_are_killed() {
-        passes("test_rlock.Cut");
+    fn the_package_decides_by_the_five_rules() {
+        package_passes("test_core.py", "");
     }
 
     #[test]
-    fn the_complete_client_outlasts_a_restart_with_the_data() {
-        passes("test_rlock.Restart");
+    fn the_package_lives_with_small_pools_forks_and_few_rights() {
+        package_passes("test_package.py", "");
     }
 
     #[test]
-    fn the_complete_client_hears_of_a_restart_without_the_data() {
-        passes("test_rlock.EmptyRestart");
+    fn the_package_outlasts_cuts_freezes_and_restarts() {
+        package_passes("test_client.py", "");
     }
 
     #[test]
-    fn the_complete_client_outlasts_a_frozen_server() {
-        passes("test_rlock.Freeze");
+    fn the_package_keeps_what_redis_py_documents_of_its_locks() {
+        package_passes("test_redis_lock.py", "not Async");
     }
 
     #[test]
-    fn the_complete_client_outlasts_replies_that_are_held_back() {
-        passes("test_rlock.HalfOpen");
+    fn the_package_keeps_what_redis_py_documents_of_its_asyncio_locks() {
+        package_passes("test_redis_lock.py", "Async");
     }
 }

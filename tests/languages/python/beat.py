@@ -6,8 +6,7 @@ import redis
 from celery import Celery
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.retry import Retry
-
-from lock import Lock
+from rlock_redis import Lock
 
 URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379")
 

@@ -7,8 +7,7 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import LockError, LockNotOwnedError
 from redis.retry import Retry
-
-from lock import Lock
+from rlock_redis import Lock
 
 URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379")
 # A command whose reply is lost is sent again.

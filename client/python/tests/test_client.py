@@ -1,26 +1,23 @@
-"""The complete client, rlock.py, on servers that this starts itself, with faults of every kind.
-After each test no lock, no waiter and no session may be left in the server."""
+"""The clients, on servers that this starts itself, with faults of every kind. After each test no
+lock, no waiter and no session may be left in the server."""
 
 import asyncio
 import contextlib
-import os
 import random
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import unittest
 
 import redis
+import redis.asyncio
+from harness import Proxy, Server
 
-from rlock import Client, NotAcquired, SyncClient
+from rlock_redis import AsyncClient, Client, NotAcquired, Unanswered
 
 GRACE = 2.0
-SERVER = os.environ.get("RLOCK_SERVER", "redis-server")
-MODULE = os.environ["RLOCK_MODULE"]
 # Takes no write with a smaller token than the largest it has seen. A write can come late: fenced.
 FENCED = """
     if tonumber(redis.call('HGET', KEYS[1], 'token') or 0) > tonumber(ARGV[1]) then return 0 end
@@ -47,117 +44,19 @@ async def count(url, tasks, rounds, fenced):
                     await db.hset("counter", "n", n + 1)
                     written += 1
 
-    async with Client(url, grace=GRACE) as client:
+    async with AsyncClient(url, grace=GRACE) as client:
         await asyncio.gather(*(one(client) for _ in range(tasks)))
     await db.aclose()
     print(written)
 
 
 def wait(url):
-    with SyncClient(url, grace=GRACE) as client:
+    with Client(url, grace=GRACE) as client:
         try:
             with client.lock("lock"):
                 print("held")
         except KeyboardInterrupt:
             print("interrupted")
-
-
-class Server:
-    def __init__(self, *config):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.config, self.folder = config, tempfile.TemporaryDirectory()
-        self.url = f"redis://127.0.0.1:{self.port}"
-        self.db = redis.Redis.from_url(self.url)
-        self.start()
-
-    def start(self):
-        words = [SERVER, "--port", str(self.port), "--dir", self.folder.name, "--save", ""]
-        words += ["--logfile", "log", "--loadmodule", MODULE, *self.config]
-        self.process = subprocess.Popen(words)
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                return self.db.ping()
-            except redis.ConnectionError:
-                assert time.monotonic() < deadline, "the server starts"
-                time.sleep(0.02)
-
-    def signal(self, number):
-        self.process.send_signal(number)
-        if number == signal.SIGKILL:
-            self.process.wait()
-
-    def stop(self):
-        self.signal(signal.SIGCONT)
-        self.signal(signal.SIGKILL)
-        self.db.close()
-        self.folder.cleanup()
-
-    def __getattr__(self, command):
-        return lambda *words: self.db.execute_command("RLOCK." + command.upper(), *words)
-
-    def holder(self, name="lock"):
-        info = self.info(name)
-        return dict(zip(info[::2], info[1::2])) if isinstance(info, list) else info
-
-    def waiters(self):
-        return sum(waiters for _, waiters, _ in self.list())
-
-    def connections(self):
-        """Those of clients of RLOCK: what they sent last was one of its commands."""
-        clients = self.db.execute_command("CLIENT LIST")
-        if isinstance(clients, bytes):
-            clients = [
-                dict(f.split("=", 1) for f in c.split()) for c in clients.decode().split("\n") if c
-            ]
-        return {
-            c["id"]: c["cmd"]
-            for c in clients
-            if c["cmd"].startswith("rlock.")
-            and c["cmd"].split(".")[1] not in ("info", "list", "sessions")
-        }
-
-
-class Proxy:
-    """Passes bytes on. Holds back the replies on the connections that `deaf` names by number."""
-
-    def __init__(self, port):
-        self.to, self.listener, self.pairs, self.deaf = (
-            port,
-            socket.create_server(("127.0.0.1", 0)),
-            [],
-            set(),
-        )
-        self.url = f"redis://127.0.0.1:{self.listener.getsockname()[1]}"
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self.listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.to))
-                for one in (client, server):
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                number = len(self.pairs)
-                self.pairs.append((client, server))
-                for words in ((client, server, None), (server, client, number)):
-                    threading.Thread(target=self.carry, args=words, daemon=True).start()
-
-    def carry(self, here, there, number):
-        with contextlib.suppress(OSError):
-            while data := here.recv(65536):
-                while number is not None and (number in self.deaf or "all" in self.deaf):
-                    time.sleep(0.005)
-                there.sendall(data)
-        for one in (here, there):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def close(self):
-        self.deaf.clear()
-        self.listener.close()
 
 
 class Case(unittest.IsolatedAsyncioTestCase):
@@ -175,11 +74,10 @@ class Case(unittest.IsolatedAsyncioTestCase):
             time.sleep(0.05)
 
     def left_over(self):
-        locks = [key for key in self.server.db.keys("*") if key != b"counter"]
-        return locks + self.server.list() + self.server.sessions()
+        return self.server.left_over()
 
     def client(self, url=None, **options):
-        return Client(url or self.url, grace=GRACE, **options)
+        return AsyncClient(url or self.url, grace=GRACE, **options)
 
     async def until(self, condition, seconds=15):
         deadline = time.monotonic() + seconds
@@ -193,7 +91,13 @@ class Case(unittest.IsolatedAsyncioTestCase):
 
     async def counted(self, programs, meanwhile):
         """Each program counts; `meanwhile` is called until they are done. No update is lost."""
-        await self.until(lambda: len(self.server.sessions()) == len(programs))
+        await self.until(
+            lambda: (
+                len(self.server.run("RLOCK.SESSIONS")) == len(programs)
+                or any(program.poll() is not None for program in programs)
+            ),
+            30,
+        )
         while any(program.poll() is None for program in programs):
             await meanwhile()
         outputs = [program.communicate()[0] for program in programs]
@@ -223,8 +127,8 @@ class Case(unittest.IsolatedAsyncioTestCase):
 
 class Calm(Case):
     async def test_processes_exclude_each_other(self):
-        programs = [self.program("count", self.url, 4, 40) for _ in range(4)]
-        self.assertEqual(await self.counted(programs, lambda: asyncio.sleep(0.1)), 640)
+        programs = [self.program("count", self.url, 4, 20) for _ in range(4)]
+        self.assertEqual(await self.counted(programs, lambda: asyncio.sleep(0.1)), 320)
 
     async def test_waiters_get_it_in_their_order(self):
         async with self.client() as one, self.client() as two:
@@ -252,9 +156,9 @@ class Calm(Case):
 
     async def test_a_call_cancelled_at_any_moment_leaves_nothing(self):
         async with self.client() as client:
-            for n in range(300):
+            for n in range(150):
                 task = asyncio.create_task(self.take(client))
-                await asyncio.sleep(n / 300 * 0.004)
+                await asyncio.sleep(n / 150 * 0.004)
                 task.cancel()
             async with client.lock("lock", timeout=10):
                 self.assertEqual(self.server.waiters(), 0)
@@ -276,7 +180,7 @@ class Calm(Case):
     async def test_a_guard_hears_of_its_loss(self):
         async with self.client() as client:
             for end, reason in [
-                (lambda: self.server.db.execute_command("RLOCK.BREAK", "lock"), "broken"),
+                (lambda: self.server.run("RLOCK.BREAK", "lock"), "broken"),
                 (lambda: self.server.db.delete("lock"), "deleted"),
                 (lambda: self.server.db.pexpire("lock", 50), "expired"),
             ]:
@@ -289,10 +193,10 @@ class Calm(Case):
                     )
 
     async def test_a_lease_is_renewed(self):
-        async with self.client(lease=0.9) as client, client.lock("lock") as guard:
-            await asyncio.sleep(2.7)
+        async with self.client(lease=2) as client, client.lock("lock") as guard:
+            await asyncio.sleep(5)
             self.assertFalse(guard.is_lost())
-            self.assertEqual(self.server.holder()[b"token"], guard.token)
+            self.assertEqual(self.server.info()[b"token"], guard.token)
 
     async def test_a_guard_that_could_not_look_is_lost_for_good(self):
         async with self.client() as client, client.lock("lock") as guard:
@@ -302,11 +206,11 @@ class Calm(Case):
 
     async def test_readers_share_and_a_writer_does_not(self):
         async with self.client() as client:
-            async with client.lock("lock", mode="READ"), client.lock("lock", mode="READ"):
+            async with client.read("lock"), client.read("lock"):
                 with self.assertRaises(NotAcquired):
-                    async with client.lock("lock", mode="WRITE", timeout=0.2):
+                    async with client.write("lock", timeout=0.2):
                         self.fail("a writer beside readers")
-            async with client.lock("lock", mode="WRITE", timeout=5):
+            async with client.write("lock", timeout=5):
                 pass
 
     async def test_an_error_is_raised(self):
@@ -328,7 +232,7 @@ class Calm(Case):
                     time.sleep(0.0005)
                     self.assertEqual(len(numbers), last)
 
-        with SyncClient(self.url, grace=GRACE) as client:
+        with Client(self.url, grace=GRACE) as client:
             threads = [threading.Thread(target=work, args=(client,)) for _ in range(5)]
             for thread in threads:
                 thread.start()
@@ -336,7 +240,7 @@ class Calm(Case):
                 thread.join()
             self.assertEqual(len(numbers), 150)
             with client.lock("lock") as guard:
-                self.server.db.execute_command("RLOCK.BREAK", "lock")
+                self.server.run("RLOCK.BREAK", "lock")
                 self.assertTrue(guard.lost.wait(5))
                 self.assertEqual(guard.reason, "broken")
             with (
@@ -346,13 +250,9 @@ class Calm(Case):
             ):
                 pass
 
-    def test_no_server_is_an_error(self):
-        with self.assertRaises(redis.ConnectionError):
-            SyncClient("redis://127.0.0.1:1")
-
     async def test_a_program_that_dies_loses_its_lock_after_the_grace(self):
         program = self.program("count", self.url, 1, 1_000_000)
-        await self.until(lambda: self.server.holder()[b"count"] == 1)
+        await self.until(lambda: self.server.info()[b"count"] == 1)
         program.kill()
         program.communicate()
         async with self.client() as client, client.lock("lock", timeout=GRACE + 5):
@@ -361,12 +261,10 @@ class Calm(Case):
 
 class Cut(Case):
     async def kill(self, which=lambda command: True):
-        for number, command in self.server.connections().items():
-            if which(command):
-                self.server.db.execute_command("CLIENT", "KILL", "ID", number)
+        self.server.kill(which)
 
     async def test_connections_that_are_killed_again_and_again_lose_no_update(self):
-        programs = [self.program("count", self.url, 3, 60) for _ in range(3)]
+        programs = [self.program("count", self.url, 3, 30) for _ in range(3)]
 
         async def meanwhile():
             await asyncio.sleep(random.random() / 5)
@@ -381,7 +279,7 @@ class Cut(Case):
                 )
             )
 
-        self.assertEqual(await self.counted(programs, meanwhile), 540)
+        self.assertEqual(await self.counted(programs, meanwhile), 270)
 
     async def test_a_guard_and_a_wait_outlast_each_cut(self):
         async with self.client() as client:
@@ -392,8 +290,8 @@ class Cut(Case):
                     await asyncio.sleep(GRACE / 3)
                     await self.until(lambda: self.server.waiters() == 1)
                 self.assertFalse(guard.is_lost())
-                life = client.life
-                self.assertEqual(len(client.confirmed), 1, life)
+                life = client._link.session.life
+                self.assertEqual(len(client._link.session.confirmed), 1, life)
             await asyncio.wait_for(granted, 5)
             await self.end(task)
 
@@ -410,7 +308,7 @@ class Restart(Case):
                 await self.until(lambda: self.server.waiters() == 1)
                 await asyncio.sleep(1.5 * GRACE)
                 self.assertFalse(guard.is_lost())
-                self.assertEqual(self.server.holder()[b"token"], guard.token)
+                self.assertEqual(self.server.info()[b"token"], guard.token)
                 self.assertFalse(granted.done())
             self.assertGreater((await asyncio.wait_for(granted, 5)).token, guard.token)
             await self.end(task)
@@ -457,7 +355,7 @@ class Freeze(Case):
                 self.assertFalse(guard.is_lost())
                 async with client.lock("other", timeout=5):
                     pass
-            self.assertEqual(self.server.holder()[b"token"], guard.token)
+            self.assertEqual(self.server.info()[b"token"], guard.token)
 
     async def test_in_a_freeze_longer_than_the_grace_a_guard_says_lost_in_time(self):
         async with self.client() as client:
@@ -477,7 +375,7 @@ class Freeze(Case):
 
     async def test_freezes_lose_no_update(self):
         # A write that is under way in a freeze can come after the lock is another's.
-        programs = [self.program("count", self.url, 3, 60, "fenced") for _ in range(3)]
+        programs = [self.program("count", self.url, 3, 30, "fenced") for _ in range(3)]
 
         async def meanwhile():
             await self.freeze(random.choice([0.1, GRACE / 3, GRACE / 2, 1.3 * GRACE]))
@@ -520,7 +418,7 @@ class HalfOpen(Case):
             async with client.lock("lock") as guard:
                 self.proxy.deaf.add("all")
                 await asyncio.wait_for(guard.lost.wait(), GRACE + 0.5)
-                with self.assertRaises(NotAcquired):
+                with self.assertRaises(Unanswered):
                     async with client.lock("other", timeout=0.3):
                         self.fail("without a reply")
                 await asyncio.sleep(GRACE)
@@ -529,7 +427,7 @@ class HalfOpen(Case):
                 pass
 
     async def test_replies_held_back_at_random_lose_no_update(self):
-        programs = [self.program("count", self.proxy.url, 2, 60) for _ in range(3)]
+        programs = [self.program("count", self.proxy.url, 2, 30) for _ in range(3)]
 
         async def meanwhile():
             # Not the connections of the counter itself.
@@ -550,7 +448,7 @@ class HalfOpen(Case):
             self.proxy.deaf.clear()
             await asyncio.sleep(0.1)
 
-        self.assertEqual(await self.counted(programs, meanwhile), 360)
+        self.assertEqual(await self.counted(programs, meanwhile), 180)
 
 
 if __name__ == "__main__":

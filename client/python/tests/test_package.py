@@ -1,0 +1,597 @@
+"""What the package promises beside redis-py's locks: pools, forks, rights, callbacks."""
+
+import asyncio
+import gc
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+import redis
+import redis.asyncio
+from harness import Proxy, Server, until
+from redis.exceptions import LockError, LockNotOwnedError, NoPermissionError
+
+from rlock_redis import (
+    AsyncClient,
+    AsyncLock,
+    Client,
+    Lock,
+    NotAcquired,
+    NotInCluster,
+    UnknownOutcome,
+)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(shared):
+    yield shared
+    shared.run("ACL", "SETUSER", "default", "on", "nopass", "allcommands", "allkeys")
+    gc.collect()
+    shared.db.flushall()
+
+
+@pytest.fixture
+def own():
+    server = Server("--appendonly", "yes", "--appendfsync", "always")
+    yield server
+    server.stop()
+
+
+def start(function, *words):
+    """Runs it in a thread that does not keep a test from ending."""
+    future = Future()
+
+    def work():
+        try:
+            future.set_result(function(*words))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return future
+
+
+class Short(Lock):
+    lease = 3.0
+
+
+# The pool.
+
+
+def test_threads_that_wait_leave_the_holder_its_renewals_and_its_release(server):
+    """150 threads and the pool of 100 connections that redis-py makes by default."""
+    client = redis.Redis.from_url(server.url)
+    holder = client.lock("lock", lock_class=Short, thread_local=False)
+    assert holder.acquire()
+    taken = []
+
+    def work():
+        with client.lock("lock", lock_class=Short):
+            taken.append(None)
+
+    threads = [threading.Thread(target=work) for _ in range(150)]
+    for thread in threads:
+        thread.start()
+    until(lambda: server.waiters() == 150)
+    time.sleep(4)  # longer than the lease
+    assert holder.owned() and not holder.lost
+    assert client.get("data") is None  # the pool serves others meanwhile
+    holder.release()
+    for thread in threads:
+        thread.join(20)
+    assert len(taken) == 150
+
+
+@pytest.mark.parametrize("pool", [redis.ConnectionPool, redis.BlockingConnectionPool])
+def test_a_pool_of_one_connection_is_enough(server, pool):
+    client = redis.Redis(connection_pool=pool.from_url(server.url, max_connections=1))
+    lock = client.lock("lock", timeout=9, lock_class=Lock, thread_local=False)
+    other = client.lock("lock", lock_class=Lock, thread_local=False)
+    with lock:
+        waiting = start(other.acquire)
+        until(lambda: server.waiters() == 1)
+        assert lock.extend(9) and lock.owned()
+        lock.release()
+        assert waiting.result(10)
+        other.release()
+        assert lock.acquire()
+
+
+def test_two_connections_serve_all_the_locks_of_a_pool(server):
+    client = redis.Redis.from_url(server.url)
+    locks = [client.lock(f"lock:{n}", lock_class=Lock) for n in range(50)]
+    assert all(lock.acquire() for lock in locks)
+    assert len(server.connections()) == 2
+    for lock in locks:
+        lock.release()
+
+
+# A lock that another process took.
+
+
+def test_a_lock_that_is_restored_by_its_token_is_extended_reacquired_and_released(server):
+    def process():
+        client = redis.Redis.from_url(server.url)
+        return client.lock("lock", timeout=20, lock_class=Lock, thread_local=False)
+
+    first = process()
+    assert first.acquire()
+    second = process()
+    second.local.token = first.local.token
+    assert second.owned()
+    assert second.extend(30, replace_ttl=True)
+    assert second.fencing_token == server.info()[b"token"]
+    assert second.reacquire()
+    until(lambda: first.lost)  # it is the second one's now
+    third = process()
+    third.local.token = second.local.token
+    third.release()
+    assert server.db.exists("lock") == 0
+    for attempt in (second.reacquire, second.release):
+        with pytest.raises(LockNotOwnedError):
+            attempt()
+
+
+def test_a_token_of_nobody_restores_nothing(server):
+    client = redis.Redis.from_url(server.url)
+    other = client.lock("lock", lock_class=Lock)
+    lock = client.lock("lock", timeout=5, lock_class=Lock)
+    for taken in (False, True):
+        if taken:
+            other.acquire()
+        lock.local.token = b"somebody"
+        for attempt in (lambda: lock.extend(5), lock.reacquire, lock.release):
+            with pytest.raises(LockNotOwnedError):
+                attempt()
+    assert other.owned()
+    other.release()
+
+
+def test_an_asyncio_lock_is_restored_too(server):
+    async def main():
+        client = redis.asyncio.Redis.from_url(server.url)
+        first = client.lock("lock", timeout=20, lock_class=AsyncLock)
+        assert await first.acquire()
+        other = redis.asyncio.Redis.from_url(server.url)
+        second = other.lock("lock", timeout=20, lock_class=AsyncLock)
+        second.local.token = first.local.token
+        assert await second.extend(5)
+        await second.release()
+        assert not await first.locked()
+        await client.connection_pool.disconnect()
+        await other.connection_pool.disconnect()
+
+    asyncio.run(main())
+
+
+def test_a_timeout_below_zero_is_refused_and_one_of_zero_is_none(server):
+    client = redis.Redis.from_url(server.url)
+    with pytest.raises(LockError):
+        client.lock("lock", timeout=-1, lock_class=Lock)
+    with client.lock("lock", timeout=0, lock_class=Lock) as lock:
+        assert lock.owned() and not lock.lost
+    with client.lock("lock", lock_class=Lock):
+        other = client.lock("lock", lock_class=Lock)
+        assert other.acquire(blocking_timeout=-1) is False
+    with Client(server.url) as client, pytest.raises(ValueError):
+        client.lock("lock", lease=0)
+
+
+# Objects that are forgotten.
+
+
+def test_a_lock_object_that_is_forgotten_is_not_renewed_for_ever(server):
+    client = redis.Redis.from_url(server.url)
+    client.lock("lock", lock_class=Short).acquire()
+    gc.collect()
+    assert server.db.exists("lock")
+    until(lambda: not server.db.exists("lock"), 4 + 3)
+
+
+def test_one_with_a_timeout_is_held_until_then_as_with_redis_py(server):
+    client = redis.Redis.from_url(server.url)
+    client.lock("lock", timeout=5, lock_class=Short).acquire()
+    began = time.monotonic()
+    gc.collect()
+    until(lambda: not server.db.exists("lock"), 12)
+    assert time.monotonic() - began > 4
+
+
+def test_a_thread_that_ended_forgets_its_lock(server):
+    client = redis.Redis.from_url(server.url)
+    lock = client.lock("lock", lock_class=Short)
+    thread = threading.Thread(target=lock.acquire)
+    thread.start()
+    thread.join()
+    until(lambda: not server.db.exists("lock"), 4 + 3)
+
+
+def test_a_guard_that_is_forgotten_is_released(server):
+    with Client(server.url) as client:
+        client.lock("lock").acquire()
+        gc.collect()
+        until(lambda: not server.db.exists("lock"), 5)
+
+    async def main():
+        async with AsyncClient(server.url) as client:
+            await client.lock("lock").acquire()
+            gc.collect()
+            async with client.lock("lock", timeout=5):
+                pass
+
+    asyncio.run(main())
+
+
+def test_a_client_that_is_forgotten_ends_its_session(server):
+    before = threading.active_count()
+    client = Client(server.url)
+    guard = client.lock("lock").acquire()
+    assert guard.token
+    del client, guard
+    gc.collect()
+    until(lambda: not server.left_over())
+    until(lambda: threading.active_count() == before)
+
+
+def test_a_program_that_ends_gives_its_locks_back_at_once(server):
+    program = f"""
+import rlock_redis
+client = rlock_redis.Client({server.url!r}, grace=60)
+guard = client.lock("lock").acquire()
+with client.lock("other"):
+    pass
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert not server.db.exists("lock", "other")
+
+
+# What it does not work with.
+
+
+def test_a_cluster_client_is_refused_in_words(server):
+    cluster = redis.RedisCluster.__new__(redis.RedisCluster)
+    with pytest.raises(NotInCluster, match="RedisCluster"):
+        Lock(cluster, "lock")
+    with pytest.raises(NotInCluster, match="RedisCluster"):
+        Client(cluster)
+
+
+def test_at_one_node_of_a_cluster_another_nodes_lock_is_refused_in_words():
+    server = Server("--cluster-enabled", "yes")
+    try:
+        server.run("CLUSTER", "ADDSLOTSRANGE", 0, 8000)
+        server.run("CONFIG", "SET", "cluster-require-full-coverage", "no")
+        until(lambda: b"cluster_state:ok" in server.run("CLUSTER", "INFO"))
+        with Client(server.url) as client:
+            with client.lock("bar"):  # slot 5061
+                pass
+            server.run("CLUSTER", "MEET", "127.0.0.1", server.port)
+            with pytest.raises((NotInCluster, redis.RedisError)):
+                client.lock("foo", timeout=1).acquire()  # slot 12182, which nobody serves
+    finally:
+        server.stop()
+
+
+# Forks.
+
+
+def status_of(child):
+    """That of a forked child when it ends; one that hangs is killed."""
+    deadline = time.monotonic() + 30
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+        time.sleep(0.01)
+    return ended[1]
+
+
+def test_a_forked_child_refuses_its_parents_client_and_leaves_the_locks_alone(server):
+    with Client(server.url) as client, client.lock("lock") as guard:
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                assert guard.is_lost()
+                try:
+                    client.lock("other").acquire()
+                except LockError as error:
+                    assert "forked" in str(error)
+                    guard.release()
+                    client.close()
+                    with Client(server.url) as mine, mine.lock("other"):
+                        assert mine.lock("lock").try_acquire() is None
+                    status = 0
+            finally:
+                os._exit(status)
+        assert status_of(child) == 0
+        assert not guard.is_lost()
+        assert server.info()[b"token"] == guard.token
+
+
+def test_a_lock_of_redis_py_is_the_parents_after_a_fork_and_the_child_can_take_others(server):
+    client = redis.Redis.from_url(server.url)
+    lock = client.lock("lock", timeout=20, lock_class=Lock)
+    lock.acquire()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            assert lock.lost
+            for attempt in (lambda: lock.extend(5), lock.release):
+                try:
+                    attempt()
+                except LockNotOwnedError:
+                    status -= 0.5
+            assert not client.lock("lock", lock_class=Lock).acquire(blocking=False)
+            with client.lock("other", lock_class=Lock):
+                pass
+        except BaseException:
+            status = 1
+        finally:
+            os._exit(int(status))
+    assert status_of(child) == 0
+    assert lock.owned() and not lock.lost
+    lock.release()
+
+
+# Callbacks.
+
+
+def test_a_holder_hears_who_waits_and_what_is_lost(server):
+    heard = []
+    with Client(server.url) as client:
+        call = client.lock(
+            "lock", on_lost=lambda: heard.append("lost"), on_wanted=lambda: heard.append("wanted")
+        )
+        with call as guard:
+            assert not guard.wanted.wait(0.1)
+            assert client.lock("lock").try_acquire() is None
+            assert guard.wanted.wait(5)
+            server.run("RLOCK.BREAK", "lock")
+            assert guard.lost.wait(5) and guard.reason == "broken"
+            until(lambda: heard == ["wanted", "lost"])
+
+
+def test_a_callback_that_blocks_or_fails_holds_up_nothing(server):
+    blocked = threading.Event()
+
+    def fail():
+        blocked.wait(20)
+        raise ZeroDivisionError
+
+    with Client(server.url, lease=2) as client:
+        with client.lock("lock", on_lost=fail), client.lock("other") as other:
+            server.run("RLOCK.BREAK", "lock")
+            time.sleep(4)
+            assert not other.is_lost()
+            blocked.set()
+
+
+def test_callbacks_of_asyncio_may_be_coroutines(server):
+    async def main():
+        lost = asyncio.Event()
+
+        async def on_lost():
+            lost.set()
+
+        async with AsyncClient(server.url) as client:
+            async with client.lock("lock", on_lost=on_lost) as guard:
+                await asyncio.to_thread(server.run, "RLOCK.BREAK", "lock")
+                await asyncio.wait_for(lost.wait(), 5)
+                assert guard.is_lost()
+
+    asyncio.run(main())
+
+
+# The kinds.
+
+
+def test_an_owner_enters_again_and_the_last_guard_gives_back(server):
+    with Client(server.url) as client:
+        with client.lock("lock", owner="me") as outer:
+            calls = server.db.info("commandstats")["cmdstat_rlock.acquire"]["calls"]
+            with client.lock("lock", owner="me") as inner:
+                assert inner.token == outer.token
+                assert client.lock("lock", owner="you").try_acquire() is None
+            after = server.db.info("commandstats")["cmdstat_rlock.acquire"]["calls"]
+            assert after == calls + 1  # that of the other owner
+            assert not outer.is_lost() and server.info()[b"count"] == 1
+        until(lambda: not server.db.exists("lock"))
+
+
+def test_several_locks_are_taken_all_or_none(server):
+    with Client(server.url, lease=2) as client:
+        with client.lock("b"):
+            with pytest.raises(NotAcquired):
+                client.lock_all(["a", "b"], timeout=0.2).acquire()
+            assert not server.db.exists("a")
+        with client.lock_all(["a", "b", "a"], timeout=5) as guard:
+            assert server.info("a")[b"token"] == server.info("b")[b"token"] == guard.token
+            time.sleep(3)
+            assert not guard.is_lost()
+            server.run("RLOCK.BREAK", "b")
+            assert guard.lost.wait(5)
+        until(lambda: not server.db.exists("a", "b"))
+
+
+def test_permits_let_in_as_many_as_there_are(server):
+    with Client(server.url) as client:
+        with client.permits("lock", 3, 2) as guard, client.permits("lock", 3):
+            assert client.permits("lock", 3).try_acquire() is None
+            assert guard.call("INCR", "data") >= 1
+        with client.permits("lock", 3, 3, timeout=5):
+            pass
+
+
+def test_a_command_is_run_only_if_the_lock_is_held(server):
+    with Client(server.url) as client:
+        for call in (client.lock("lock"), client.write("lock:rw"), client.read("lock:rw")):
+            with call as guard:
+                assert guard.call("SET", "data", "1") == b"OK"
+                with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+                    guard.call("LPUSH", "data", "1")
+        with client.lock("lock") as guard:
+            guard._hold.token += 1  # as if word of the loss had not come yet
+            with pytest.raises(LockNotOwnedError):
+                guard.call("SET", "data", "2")
+            assert guard.is_lost()
+            with pytest.raises(LockNotOwnedError):
+                guard.call("SET", "data", "2")
+            guard._hold.token -= 1
+    assert server.db.get("data") == b"1"
+
+
+def test_a_guarded_command_whose_reply_is_lost_is_unknown_and_not_run_twice(server):
+    proxy = Proxy(server.port)
+    with Client(proxy.url, grace=4) as client:
+        with client.lock("lock") as guard:
+            server.db.delete("data")
+            proxy.deaf.update(range(len(proxy.pairs)))
+            with pytest.raises(UnknownOutcome):
+                guard.call("INCR", "data")
+            with client.lock("other", timeout=10):  # on a new connection
+                pass
+            assert server.db.get("data") == b"1"
+            assert not guard.is_lost()
+    proxy.close()
+
+
+# Faults.
+
+
+def test_connections_that_are_cut_cost_no_lock_of_redis_py(own):
+    proxy = Proxy(own.port)
+    client = redis.Redis.from_url(proxy.url)
+    lock = client.lock("lock", lock_class=Lock, thread_local=False)
+    lock.acquire()
+    other = client.lock("lock", lock_class=Lock, thread_local=False)
+    waiting = start(other.acquire)
+    for _ in range(4):
+        until(lambda: own.waiters() == 1)
+        proxy.cut()
+        time.sleep(1)
+    until(lambda: own.waiters() == 1)
+    assert not lock.lost
+    # A restart with the data: the hold is renewed by its token, the wait is asked for again.
+    own.signal(9)
+    own.start()
+    until(lambda: own.waiters() == 1)
+    assert not lock.lost and own.info()[b"token"] == lock.fencing_token
+    lock.release()
+    assert waiting.result(10)
+    other.release()
+    proxy.close()
+
+
+def test_replies_that_come_within_a_quarter_of_the_grace_cost_no_connection(server):
+    proxy = Proxy(server.port)
+    with Client(proxy.url, grace=6) as client, client.lock("lock"):
+        connections = len(proxy.pairs)  # BIND may have come before EVENTS, and once more
+        for pause in (0.1, 0.4, 0.7, 1.0):  # EVENTS answers every 1.2 seconds
+            proxy.deaf.add("all")
+            time.sleep(0.9)
+            proxy.deaf.clear()
+            time.sleep(pause)
+        assert len(proxy.pairs) == connections
+    proxy.close()
+
+
+def test_a_release_whose_reply_is_lost_is_a_release(own):
+    proxy = Proxy(own.port)
+    client = redis.Redis.from_url(proxy.url)
+    lock = client.lock("lock", lock_class=Lock)
+    lock.acquire()
+    proxy.deaf.add("all")
+    lost = start(until, lambda: not own.db.exists("lock"))
+    lost.add_done_callback(lambda _: (proxy.cut(), proxy.deaf.clear()))
+    lock.release()
+    assert not own.db.exists("lock")
+    proxy.close()
+
+
+def test_a_server_that_is_not_there_is_an_error(server):
+    client = redis.Redis(port=1)
+    with pytest.raises(redis.ConnectionError):
+        client.lock("lock", lock_class=Lock).acquire()
+    with pytest.raises(redis.ConnectionError):
+        Client("redis://127.0.0.1:1").lock("lock").acquire()
+
+
+def test_tasks_that_are_cancelled_leave_neither_waiter_nor_hold(server):
+    async def main():
+        client = redis.asyncio.Redis.from_url(server.url)
+        async with client.lock("lock", lock_class=AsyncLock):
+            tasks = [
+                asyncio.create_task(client.lock("lock", lock_class=AsyncLock).acquire())
+                for _ in range(50)
+            ]
+            while await asyncio.to_thread(server.waiters) < 50:
+                await asyncio.sleep(0.01)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        last = client.lock("lock", lock_class=AsyncLock)
+        assert await last.acquire(blocking_timeout=5)
+        await last.release()
+        assert await asyncio.to_thread(server.waiters) == 0
+        await client.connection_pool.disconnect()
+
+    asyncio.run(main())
+
+
+# Rights.
+
+
+def test_the_rights_that_the_documents_list_are_enough(server):
+    listed = ["+rlock.acquire", "+rlock.release", "+rlock.renew", "+rlock.cancel"]
+    listed += ["+rlock.events", "+rlock.bind"]
+    server.run("ACL", "SETUSER", "app", "reset", "on", ">secret", "~lock*", *listed)
+    server.run("ACL", "LOG", "RESET")
+    url = server.url.replace("//", "//app:secret@")
+    with Client(url) as client:
+        with client.lock("lock"), client.read("lock:rw"), client.permits("lock:p", 2):
+            assert client.lock("lock").try_acquire() is None
+            with pytest.raises(NotAcquired):
+                client.lock("lock", timeout=0.1).acquire()
+        with pytest.raises(NoPermissionError):
+            client.lock_all(["lock:1", "lock:2"]).acquire()
+        with pytest.raises(NoPermissionError):
+            client.lock("another").acquire()
+        with client.lock("lock", timeout=5) as guard:
+            with pytest.raises(NoPermissionError):
+                guard.call("GET", "lock:data")
+            server.run("ACL", "SETUSER", "app", "+rlock.macquire", "+rlock.guard", "+get")
+            assert guard.call("GET", "lock:data") is None
+            with client.lock_all(["lock:1", "lock:2"]):
+                pass
+    # As `lock_class`: locked() and owned() look at the key, and a restored lock asks who holds it.
+    server.run("ACL", "SETUSER", "app", "+exists", "+hexists", "+rlock.info")
+    client = redis.Redis.from_url(url)
+    with client.lock("lock", timeout=9, lock_class=Lock, thread_local=False) as lock:
+        assert lock.owned() and lock.locked() and lock.reacquire()
+        other = redis.Redis.from_url(url).lock("lock", timeout=9, lock_class=Lock)
+        other.local.token = lock.local.token
+        assert other.extend(1)
+        other.release()
+        assert lock.acquire()
+
+
+def test_the_examples_of_the_readme_run(server):
+    text = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+    examples = [part.split("```")[0] for part in text.split("```python\n")[1:]]
+    assert len(examples) == 3
+    for example in examples:
+        example = example.replace("redis://127.0.0.1:6379", server.url)
+        subprocess.run([sys.executable, "-c", example], check=True)
