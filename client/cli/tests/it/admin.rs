@@ -563,7 +563,10 @@ fn doctor_finds_missing_commands() {
     hardened.run(format!("REPLICAOF 127.0.0.1 {}", primary.port()));
     assert!(found(&hardened, 1).contains(&"commands".to_owned()));
     let text = printed(&hardened, &["doctor"], 1);
-    assert!(text.contains("it has no RESTORE: unless its primary"), "{text}");
+    assert!(
+        text.contains("it has no RESTORE: unless its primary"),
+        "{text}"
+    );
     // What it cannot carry out its primary does not hear of.
     let replica = without(&["DEL"]).without_module().start();
     let primary = Server::start();
