@@ -164,7 +164,7 @@ fn a_new_lock_is_told_as_the_server_dumps_it() {
     }
 }
 
-/// What is longer is another kind of hash, and `RESTORE` would make a listpack of it.
+/// The server keeps longer owners in another kind of hash, and `RESTORE` would make a listpack.
 #[test]
 fn a_lock_with_a_long_owner_is_told_by_plain_commands() {
     let server = Server::start();

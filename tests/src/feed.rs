@@ -157,7 +157,7 @@ fn restored_hash(payload: &[u8]) -> Vec<String> {
             0xf4 => number(8, &mut next),
             other => panic!("no element begins with {other:#x}"),
         });
-        // How long the element is, for who reads backwards.
+        // The length of the element, with which a list is read backwards.
         next();
     }
 }

@@ -8,8 +8,8 @@ use rlock_core::{Text, Write};
 use std::ops::ControlFlow;
 use std::rc::Rc;
 
-/// A hash that one decision makes: it deletes the former hash, if there is one, and sets two fields
-/// and the end of the lease.
+/// A hash that one decision makes. The decision deletes the former hash, if it exists, and sets two
+/// fields and the end of the lease.
 pub(crate) struct NewHash<'e> {
     replaces: bool,
     fields: &'e Write,

@@ -117,7 +117,7 @@ impl Payload {
         }
     }
 
-    /// Adds the head, now that the length is known, and what follows the elements.
+    /// Adds the end of the listpack, its head, the version and the checksum.
     fn finish(&mut self) {
         self.push(&[0xff]);
         let len = self.end.saturating_sub(LISTPACK_AT);
