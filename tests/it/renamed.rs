@@ -368,7 +368,10 @@ fn without_exists_a_node_knows_which_keys_are_its_own() {
 /// The file of a server without `DEL` has none in it.
 #[test]
 fn a_server_without_del_writes_unlink() {
-    let server = without(&["DEL"]).config("appendonly yes").start();
+    let server = without(&["DEL"])
+        .config("appendonly yes")
+        .config("appendfsync always")
+        .start();
     let mut conn = server.connect();
     conn.take("k", "alice");
     conn.let_go("k", "alice");
