@@ -9,8 +9,9 @@
 //! - `driving`: `turn`: the core's loop; `pump`: the timer, for all work outside of commands;
 //!   `changes`: changes that others make, to keys and to the server; `blocking`: clients that wait,
 //!   for a lock or for events
-//! - `writing`: `effects`: the one place that acts on the server; `replicate`: changes as replicas
-//!   and the append-only file get them; `publish`: the unlock message; `reply`: replies
+//! - `writing`: `effects`: the one place that acts on the server; `new_hash`, `restore`: a new lock
+//!   as replicas and the append-only file get it; `fields`: the fields that a write sets;
+//!   `publish`: the unlock message; `reply`: replies
 //! - `reading`: `keys`: a lock's key as plain values; `read_write`: the keys of a read-write lock;
 //!   `permits`: those of permits; `cluster`: which node serves a key that is not served here
 //! - `memory`: the state between the server's calls

@@ -4,8 +4,8 @@
 use crate::commands;
 use crate::config::{
     self, EVENTS_PER_SESSION_MAX, FENCE_GUARD_MS, GRANT_DELAY_MS, LOG_HOLDS_MS, LOG_LEN_MAX,
-    LOG_WAITS_MS, METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT, PUBLISH, PUBLISH_DEFAULT,
-    SESSIONS_MAX, WAITERS_PER_LOCK_MAX, WAKE_FAIR_QUEUE, WAKE_FAIR_QUEUE_DEFAULT,
+    LOG_WAITS_MS, METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT, PUBLISH, REPLICATE, SESSIONS_MAX,
+    WAITERS_PER_LOCK_MAX, WAKE_FAIR_QUEUE, WAKE_FAIR_QUEUE_DEFAULT,
 };
 use crate::driving::{changes, pump};
 use crate::ffi::{self, Ctx};
@@ -97,7 +97,11 @@ redis_module! {
             ],
         ],
         enum: [
-            ["publish", &PUBLISH, PUBLISH_DEFAULT, ConfigurationFlags::DEFAULT, None],
+            ["publish", &PUBLISH, PUBLISH.default.clone(), ConfigurationFlags::DEFAULT, None],
+            [
+                "replicate", &REPLICATE, REPLICATE.default.clone(),
+                ConfigurationFlags::DEFAULT, None
+            ],
         ],
         module_args_as_configuration: false,
     ]

@@ -20,6 +20,11 @@ pub(crate) struct Counted {
 impl Counted {
     /// `folder` is made anew.
     pub(crate) fn start(folder: &Path) -> Self {
+        Self::with(folder, &[])
+    }
+
+    /// The same with these lines in the server's configuration.
+    pub(crate) fn with(folder: &Path, lines: &[&str]) -> Self {
         // It is not there before the first time.
         let _ = fs::remove_dir_all(folder);
         fs::create_dir_all(folder).unwrap();
@@ -41,6 +46,7 @@ impl Counted {
         let server = Server::builder().under(&callgrind);
         let server = ["hz 1", "dynamic-hz no", "jemalloc-bg-thread no"]
             .iter()
+            .chain(lines)
             .fold(server, |server, line| server.config(line))
             .start();
         let conn = server.connect();

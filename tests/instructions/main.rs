@@ -49,6 +49,7 @@ fn main() -> ExitCode {
     drop(server);
     let of_primary = folder.with_file_name("instructions-primary");
     replica::count_primary(&of_primary, &mut counted);
+    replica::count_aof(&folder.with_file_name("instructions-aof"), &mut counted);
     replica::count(&folder.with_file_name("instructions-replica"), &mut counted);
 
     println!("profiles, for callgrind_annotate: {}\n", folder.display());

@@ -1,10 +1,11 @@
-//! The cost of ACQUIRE + RELEASE where it is replicated: bytes of the replication stream and of the
-//! append-only file, and instructions of a replica.
+//! The cost where locks are replicated: of ACQUIRE + RELEASE and of hand-overs at a primary with an
+//! append-only file or a replica, bytes of both, and instructions of a replica.
 
 use std::path::Path;
 
 use rlock_tests::{Conn, Server, in_sync};
 
+use crate::blocked;
 use crate::counted::{Counted, expect};
 use crate::figures::Figures;
 use crate::operations::{OWNER, Step, pair};
@@ -70,10 +71,22 @@ pub(crate) fn count_primary(folder: &Path, figures: &mut Figures) {
         subscriber.read_now().is_some()
     });
     subscriber.close();
-    let name = "ACQUIRE + RELEASE with a replica";
-    let cost = difference(&mut primary, KEYS, |primary| run(primary.conn()));
-    primary.keep_profile(name);
-    figures.add(name, cost);
+    count_replicated(&mut primary, "with a replica", figures);
+}
+
+/// The same at a server with an append-only file, which leaves the disk to the kernel.
+pub(crate) fn count_aof(folder: &Path, figures: &mut Figures) {
+    let mut server = Counted::with(folder, &["appendonly yes", "appendfsync no"]);
+    count_replicated(&mut server, "with an AOF", figures);
+}
+
+fn count_replicated(server: &mut Counted, how: &str, figures: &mut Figures) {
+    let name = format!("ACQUIRE + RELEASE {how}");
+    let cost = difference(server, KEYS, |server| run(server.conn()));
+    server.keep_profile(&name);
+    figures.add(&name, cost);
+    let cost = blocked::count_in_queue(server);
+    figures.add(&format!("{}, {how}", blocked::IN_QUEUE), cost);
 }
 
 /// So many pairs for each key make what the replica does besides small.

@@ -347,6 +347,7 @@ fn options_with_their_defaults() {
         .map(|p| (p[0].as_str(), p[1].as_str()))
         .collect();
     assert_eq!(told["rlock.publish"], "auto");
+    assert_eq!(told["rlock.replicate"], "restore");
     assert_eq!(told["rlock.wake-fair-queue"], "yes");
     assert_eq!(told["rlock.max-waiters-per-lock"], "100000");
     assert_eq!(told["rlock.max-sessions"], "100000");
@@ -370,6 +371,11 @@ fn options_have_bounds() {
             "publish",
             &["auto", "classic", "sharded", "both", "off"][..],
             &["on", "", "1"][..],
+        ),
+        (
+            "replicate",
+            &["plain", "restore"],
+            &["compact", "yes", "", "1"],
         ),
         ("wake-fair-queue", &["no", "yes"], &["auto", "", "1"]),
         (

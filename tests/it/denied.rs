@@ -99,12 +99,21 @@ fn without_room_for_the_append_only_file_no_waiter_is_granted() {
     all_are_granted(waits);
     dora.read().held();
     until("all of it is on the disk", || {
-        let written = aof(&server).join("\n");
-        let holds = ["k bob", "of-session dora", "r mode write bob:write"];
-        let holds = [&holds[..], &["w mode read bob", "z bob"]].concat();
-        holds
-            .iter()
-            .all(|hold| written.contains(&format!("HSET {hold}")))
+        let written = aof(&server);
+        let is_written = |(name, fields)| {
+            let (name, fields) = (format!("RESTORE {name} "), format!(" [{fields} "));
+            let is_it = |line: &String| line.starts_with(&name) && line.contains(&fields);
+            written.iter().any(is_it)
+        };
+        [
+            ("k", "bob"),
+            ("of-session", "dora"),
+            ("r", "mode write bob:write"),
+            ("w", "mode read bob"),
+            ("z", "bob"),
+        ]
+        .into_iter()
+        .all(is_written)
     });
     server.kill();
     server.restart();

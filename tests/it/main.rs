@@ -56,6 +56,7 @@ mod in_memory; // the server in memory answers as a real one
 mod kill; // what a killed server has on its disk
 mod renamed; // servers without some of their commands
 mod replication; // replicas, AOF, RDB, messages, notifications
+mod restore; // new locks as one command
 mod several_replication; // the same of readers, writers and several locks at once
 
 mod atomic_migration; // slots that move as a whole

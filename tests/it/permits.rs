@@ -6,7 +6,7 @@ use std::time::Duration;
 use rlock_tests::{Cluster, Conn, Feed, Pair, Reply, Server, aof, in_sync, slot_of, until};
 
 use crate::read_write::fields;
-use crate::replication::{end_of, transaction};
+use crate::replication::{end_of, restored, transaction};
 
 /// Takes permits of `p` for the owner with a lease of 30 s.
 #[track_caller]
@@ -454,11 +454,8 @@ fn permits_reach_replicas_as_plain_commands() {
     let mut feed = Feed::of(&server);
     let (_, token) = takes(&mut conn, "alice", "2 OF 2");
     let end = end_of(&mut conn, "p");
-    let begin = [
-        format!("HSET p mode permits alice {}", field(2, end, token)),
-        format!("PEXPIREAT p {end}"),
-    ];
-    assert_eq!(feed.news(), transaction(begin));
+    let fields = format!("mode permits alice {}", field(2, end, token));
+    assert_eq!(feed.news(), [restored("p", &fields, end)]);
     conn.run("RLOCK.ACQUIRE p bob 1000 PERMITS 1 OF 2")
         .refused();
     conn.run("RLOCK.ACQUIRE p bob 1000 PERMITS 3 OF 2");
@@ -481,11 +478,9 @@ fn permits_reach_replicas_as_plain_commands() {
     conn.run("RLOCK.RELEASE p bob PERMITS 1");
     let (_, alls) = all.read().held();
     let end = end_of(&mut conn, "p");
-    let handed_over = [
-        "DEL p".to_owned(),
-        format!("HSET p mode permits all {}", field(3, end, alls)),
-        format!("PEXPIREAT p {end}"),
-    ];
+    let fields = format!("mode permits all {}", field(3, end, alls));
+    // The former hash is deleted by one decision, and the next one made by another.
+    let handed_over = ["DEL p".to_owned(), restored("p", &fields, end)];
     assert_eq!(feed.news(), transaction(handed_over));
     conn.run("RLOCK.LIMIT p 0");
     assert_eq!(feed.news(), ["DEL {p}:rlock_limit"]);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rlock_tests::{Conn, Feed, Reply, Server, eventually, until};
 
-use crate::replication::{end_of, transaction};
+use crate::replication::{end_of, restored, transaction};
 
 /// The fields of the hash `name`.
 pub(super) fn fields(server: &Server, name: &str) -> BTreeMap<String, String> {
@@ -773,8 +773,7 @@ fn replicas_are_told_plain_commands_with_absolute_times() {
         .parse()
         .unwrap();
     let expected = [
-        "HSET k mode read alice 1".to_owned(),
-        end(&mut conn),
+        restored("k", "mode read alice 1", end_of(&mut conn, "k")),
         set(&mut conn, 1, token),
     ];
     assert_eq!(news, transaction(expected));
@@ -803,23 +802,22 @@ fn replicas_are_told_plain_commands_with_absolute_times() {
 
     let news = told(&mut conn, "RLOCK.RELEASE k alice READ");
     let message = |text: &str| format!("PUBLISH redisson_rwlock:{{k}} {text}");
-    let expected = [
-        "DEL k".to_owned(),
-        format!("DEL {}", timeout("alice", 1)),
-        message("0"),
-    ];
-    assert_eq!(news, transaction(expected));
+    let expected = ["DEL k".to_owned(), format!("DEL {}", timeout("alice", 1))];
+    let mut expected = transaction(expected);
+    expected.push(message("0"));
+    assert_eq!(news, expected);
 
     let news = told(&mut conn, "RLOCK.ACQUIRE k alice 30000 WRITE");
     let token = conn.run("RLOCK.INFO k").get("token").int();
-    let hash = format!("HSET k mode write alice:write 1:t{token}");
-    assert_eq!(news, transaction([hash, end(&mut conn)]));
+    let fields = format!("mode write alice:write 1:t{token}");
+    assert_eq!(news, [restored("k", &fields, end_of(&mut conn, "k"))]);
 
     told(&mut conn, "RLOCK.ACQUIRE k alice 20000 READ");
     let news = told(&mut conn, "RLOCK.RELEASE k alice WRITE");
     let hash = ["HDEL k alice:write", "HSET k mode read"].map(str::to_owned);
-    let expected = [&hash[..], &[end(&mut conn), message("1")]].concat();
-    assert_eq!(news, transaction(expected));
+    let mut expected = transaction([&hash[..], &[end(&mut conn)]].concat());
+    expected.push(message("1"));
+    assert_eq!(news, expected);
 
     for refused in [
         "RLOCK.ACQUIRE k bob 30000 WRITE",

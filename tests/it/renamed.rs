@@ -220,6 +220,12 @@ fn a_server_without_spop_its_replica_and_its_file_agree() {
     agrees_with_its_replica_and_its_file(&["SPOP"], &[]);
 }
 
+/// It tells of new locks by plain commands.
+#[test]
+fn a_server_without_restore_its_replica_and_its_file_agree() {
+    agrees_with_its_replica_and_its_file(&["RESTORE"], &[]);
+}
+
 #[test]
 fn a_server_with_all_commands_its_replica_and_its_file_agree() {
     agrees_with_its_replica_and_its_file(&[], &[]);
@@ -268,6 +274,7 @@ fn what_is_lacking_but_not_needed_is_logged() {
     for (name, lack) in [
         ("DEL", "no DEL: rlock replicates UNLINK"),
         ("UNLINK", "no UNLINK: the server itself writes UNLINK"),
+        ("RESTORE", "no RESTORE: replicas and the append-only file"),
         ("COMMAND", "no COMMAND: RLOCK.GUARD refuses every command"),
         ("PUBLISH", "no PUBLISH: subscribers at replicas"),
         ("SPUBLISH", "no SPUBLISH: subscribers at replicas"),
@@ -361,7 +368,10 @@ fn without_exists_a_node_knows_which_keys_are_its_own() {
 /// The file of a server without `DEL` has none in it.
 #[test]
 fn a_server_without_del_writes_unlink() {
-    let server = without(&["DEL"]).config("appendonly yes").start();
+    let server = without(&["DEL"])
+        .config("appendonly yes")
+        .config("appendfsync always")
+        .start();
     let mut conn = server.connect();
     conn.take("k", "alice");
     conn.let_go("k", "alice");

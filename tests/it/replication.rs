@@ -1,15 +1,25 @@
-//! Replicas and the disk get plain commands with absolute times, in the order in which they
-//! happened. They replay without the module.
+//! What reaches replicas and the disk: the server's own commands with absolute times, in the order
+//! in which they happened; they replay without the module. `restore.rs` has more about `RESTORE`.
 
 use std::collections::BTreeMap;
 use std::thread;
 
 use rlock_tests::{Cluster, Conn, Feed, Pair, Random, Server, aof, in_sync, until};
 
-/// The commands of a grant.
-pub(super) fn grant(name: &str, owner: &str, count: i64, token: i64, end: i64) -> [String; 2] {
+/// The command of a grant of a free lock.
+pub(super) fn grant(name: &str, owner: &str, token: i64, end: i64) -> String {
+    restored(name, &format!("{owner} 1 fence t{token}"), end)
+}
+
+/// The command that makes a hash of these fields, with its end.
+pub(super) fn restored(name: &str, fields: &str, end: i64) -> String {
+    format!("RESTORE {name} {end} [{fields}] REPLACE ABSTTL")
+}
+
+/// The commands of a grant with `rlock.replicate plain`.
+pub(super) fn plain_grant(name: &str, owner: &str, token: i64, end: i64) -> [String; 2] {
     [
-        format!("HSET {name} {owner} {count} fence t{token}"),
+        format!("HSET {name} {owner} 1 fence t{token}"),
         format!("PEXPIREAT {name} {end}"),
     ]
 }
@@ -29,13 +39,13 @@ pub(super) fn end_of(conn: &mut Conn, name: &str) -> i64 {
 }
 
 #[test]
-fn acquire_is_the_hash_and_the_end_of_the_lease() {
+fn acquire_is_one_command() {
     let server = Server::start();
     let mut feed = Feed::of(&server);
     let mut alice = server.connect();
     let token = alice.take("k", "alice");
     let end = end_of(&mut alice, "k");
-    assert_eq!(feed.news(), transaction(grant("k", "alice", 1, token, end)));
+    assert_eq!(feed.news(), [grant("k", "alice", token, end)]);
 }
 
 #[test]
@@ -54,7 +64,7 @@ fn a_reentry_is_the_new_count_and_the_new_end() {
 }
 
 #[test]
-fn a_release_is_the_new_count_or_the_deletion_with_the_message() {
+fn a_release_is_the_new_count_or_the_deletion_and_then_the_message() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -68,10 +78,7 @@ fn a_release_is_the_new_count_or_the_deletion_with_the_message() {
     let expected = ["HSET k alice 1".to_owned(), format!("PEXPIREAT k {end}")];
     assert_eq!(feed.news(), transaction(expected));
     alice.let_go("k", "alice");
-    assert_eq!(
-        feed.news(),
-        transaction(["DEL k".to_owned(), unlock_message("k")])
-    );
+    assert_eq!(feed.news(), ["DEL k".to_owned(), unlock_message("k")]);
 }
 
 #[test]
@@ -86,7 +93,7 @@ fn a_renewal_is_the_new_end() {
 }
 
 #[test]
-fn a_hand_over_is_one_transaction() {
+fn a_hand_over_is_one_command() {
     let server = Server::start();
     let mut alice = server.connect();
     alice.take("k", "alice");
@@ -95,7 +102,8 @@ fn a_hand_over_is_one_transaction() {
     alice.let_go("k", "alice");
     let (_, token) = bob.read().held();
     let end = end_of(&mut alice, "k");
-    assert_one_hand_over(&feed.news(), &grant("k", "bob", 1, token, end));
+    let grant = grant("k", "bob", token, end);
+    assert_eq!(feed.news(), [grant, unlock_message("k")]);
 }
 
 #[test]
@@ -108,26 +116,35 @@ fn break_is_replicated_as_a_release() {
     alice.run("RLOCK.BREAK k");
     let (_, token) = bob.read().held();
     let end = end_of(&mut alice, "k");
-    assert_one_hand_over(&feed.news(), &grant("k", "bob", 1, token, end));
+    let grant = grant("k", "bob", token, end);
+    assert_eq!(feed.news(), [grant, unlock_message("k")]);
     alice.run("RLOCK.BREAK k");
-    assert_eq!(
-        feed.news(),
-        transaction(["DEL k".to_owned(), unlock_message("k")])
-    );
+    assert_eq!(feed.news(), ["DEL k".to_owned(), unlock_message("k")]);
 }
 
-/// `MULTI`, `DEL k`, the grant, `EXEC`, and the message at any place in between: it carries no
-/// state.
-#[track_caller]
-pub(super) fn assert_one_hand_over(news: &[String], grant: &[String]) {
-    let (messages, writes): (Vec<_>, Vec<_>) = news
-        .iter()
-        .cloned()
-        .partition(|command| command.starts_with("PUBLISH"));
-    let expected = [&["DEL k".to_owned()], grant].concat();
-    assert_eq!(writes, transaction(expected), "{news:?}");
-    assert_eq!(messages, [unlock_message("k")], "{news:?}");
-    assert!(news.last().is_some_and(|last| last == "EXEC"), "{news:?}");
+#[test]
+fn plain_tells_of_the_same_by_several_commands() {
+    let server = Server::builder().config("rlock.replicate plain").start();
+    let mut alice = server.connect();
+    let mut feed = Feed::of(&server);
+    let token = alice.take("k", "alice");
+    let end = end_of(&mut alice, "k");
+    let taken = plain_grant("k", "alice", token, end);
+    assert_eq!(feed.news(), transaction(taken));
+    let mut bob = server.wait_in_queue("k", "bob");
+    alice.let_go("k", "alice");
+    let (_, token) = bob.read().held();
+    let end = end_of(&mut alice, "k");
+    let [hold, end] = plain_grant("k", "bob", token, end);
+    let mut expected = transaction(["DEL k".to_owned(), hold, end]);
+    expected.push(unlock_message("k"));
+    assert_eq!(feed.news(), expected);
+    assert_eq!(bob.run("CONFIG SET rlock.replicate restore"), "OK");
+    bob.let_go("k", "bob");
+    let token = alice.take("k", "alice");
+    let taken = grant("k", "alice", token, end_of(&mut alice, "k"));
+    let expected = ["DEL k".to_owned(), unlock_message("k"), taken];
+    assert_eq!(feed.news(), expected);
 }
 
 /// The bytes that a pair adds to the replication stream.
@@ -179,7 +196,7 @@ fn a_lease_that_ends_is_a_deletion_and_the_grant_in_this_order() {
     assert!(writes[0].starts_with("PEXPIREAT"), "the renewal");
     let deletion = writes[1].clone();
     assert!(deletion == "DEL k" || deletion == "UNLINK k", "{writes:?}");
-    assert_eq!(writes[2..], grant("k", "bob", 1, token, end));
+    assert_eq!(writes[2..], [grant("k", "bob", token, end)]);
 }
 
 #[test]
@@ -195,7 +212,7 @@ fn a_users_deletion_comes_before_the_grant() {
     let mut news = feed.news();
     assert_eq!(news.remove(0), "DEL k");
     news.retain(|command| !command.starts_with("PUBLISH"));
-    assert_eq!(news, transaction(grant("k", "bob", 1, token, end)));
+    assert_eq!(news, [grant("k", "bob", token, end)]);
 }
 
 #[test]
@@ -214,7 +231,7 @@ fn in_a_clients_transaction_there_is_one_transaction() {
         .iter()
         .map(|command| command.split(' ').next().unwrap())
         .collect();
-    assert_eq!(shape, ["MULTI", "HSET", "PEXPIREAT", "SET", "EXEC"]);
+    assert_eq!(shape, ["MULTI", "RESTORE", "SET", "EXEC"]);
 }
 
 #[test]
@@ -269,22 +286,12 @@ fn the_message_is_not_in_the_append_only_file() {
     let (_, second) = bob.read().held();
     let second_end = end_of(&mut alice, "k");
     bob.let_go("k", "bob");
-    let hand_over = std::iter::once("DEL k".to_owned());
-    let hand_over = hand_over.chain(grant("k", "bob", 1, second, second_end));
-    let mut expected = transaction(grant("k", "alice", 1, first, first_end));
-    expected.extend(transaction(hand_over));
-    let written = aof(&server);
-    assert_eq!(written[..expected.len()], expected);
-    // The server wraps DEL and the message in one transaction, and leaves the message out here.
-    let rest: Vec<_> = written[expected.len()..]
-        .iter()
-        .filter(|c| c.starts_with("DEL"))
-        .collect();
-    assert_eq!(rest, ["DEL k"]);
-    assert!(
-        written.iter().all(|command| !command.contains("PUBLISH")),
-        "{written:?}"
-    );
+    let expected = [
+        grant("k", "alice", first, first_end),
+        grant("k", "bob", second, second_end),
+        "DEL k".to_owned(),
+    ];
+    assert_eq!(aof(&server), expected);
 }
 
 #[test]
@@ -379,7 +386,9 @@ fn heard(listener: &mut Conn) -> BTreeMap<String, Vec<String>> {
 #[test]
 fn a_listener_hears_of_each_key_the_same_at_a_replica_as_at_the_primary() {
     let notifying = || Server::builder().config("notify-keyspace-events KA");
-    let pair = Pair::of(notifying(), notifying().without_module());
+    // With `restore` a replica tells of a new lock by the event `restore`.
+    let primary = notifying().config("rlock.replicate plain");
+    let pair = Pair::of(primary, notifying().without_module());
     until("the replica is online", || {
         let replication = pair.primary.run("INFO replication").text();
         replication.contains("state=online")

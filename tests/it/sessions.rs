@@ -8,7 +8,7 @@ use rlock_tests::{Conn, Feed, Reply, Server, aof, on_time, until};
 
 use crate::events::{ONE_HOUR, life_with_a_long_grace, listener, next_events, no_events};
 use crate::queue::work_while_killed;
-use crate::replication::{assert_one_hand_over, end_of, grant, transaction, unlock_message};
+use crate::replication::{end_of, grant, unlock_message};
 
 // --- The end of the session connection -----------------------------------------------------------
 
@@ -895,7 +895,7 @@ fn a_sessions_blocked_waiter_killed_in_the_turn_of_its_grant_has_lost_nothing() 
 // --- What replicas and the disk see -------------------------------------------------------------
 
 #[test]
-fn a_hand_over_by_the_end_of_a_session_is_one_transaction() {
+fn a_hand_over_by_the_end_of_a_session_is_one_command() {
     let server = Server::start();
     let mut conn = server.connect();
     let life = server.session_connection("s");
@@ -905,7 +905,8 @@ fn a_hand_over_by_the_end_of_a_session_is_one_transaction() {
     life.close();
     let (_, token) = carol.read().held();
     let end = end_of(&mut conn, "k");
-    assert_one_hand_over(&feed.news(), &grant("k", "carol", 1, token, end));
+    let grant = grant("k", "carol", token, end);
+    assert_eq!(feed.news(), [grant, unlock_message("k")]);
 }
 
 #[test]
@@ -918,7 +919,7 @@ fn the_end_of_a_session_without_waiters_is_replicated_as_a_last_release() {
     let mut feed = Feed::of(&server);
     life.close();
     until("the hold is gone", || server.holder("k").is_none());
-    let expected = transaction(["DEL k".to_owned(), unlock_message("k")]);
+    let expected = ["DEL k".to_owned(), unlock_message("k")];
     assert_eq!(feed.news(), expected);
 }
 
@@ -943,33 +944,14 @@ fn several_holds_that_end_together_are_whole_on_the_disk() {
         .map(|conn| conn.read().held().1)
         .collect();
     let written = aof(&server).split_off(before);
-    // In one transaction or several, but each hand-over within one.
-    let mut open = false;
-    let mut free = Vec::new();
-    for command in &written {
-        match command.as_str() {
-            "MULTI" => open = true,
-            "EXEC" => {
-                assert!(free.is_empty(), "{free:?} is free in between: {written:?}");
-                open = false;
-            }
-            other => {
-                assert!(open, "{other} stands alone: {written:?}");
-                let name = other.split(' ').nth(1).unwrap();
-                if other.starts_with("DEL") {
-                    free.push(name);
-                } else {
-                    free.retain(|other| *other != name);
-                }
-            }
-        }
-    }
+    // No lock is free in between.
+    assert!(
+        written.iter().all(|command| !command.starts_with("DEL")),
+        "{written:?}"
+    );
     for (name, token) in names.into_iter().zip(tokens) {
-        let [hold, end] = grant(name, "carol", 1, token, end_of(&mut conn, name));
-        assert!(
-            written.contains(&hold) && written.contains(&end),
-            "{written:?}"
-        );
+        let grant = grant(name, "carol", token, end_of(&mut conn, name));
+        assert!(written.contains(&grant), "{written:?}");
     }
 }
 

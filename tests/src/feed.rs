@@ -104,9 +104,60 @@ pub fn aof(server: &Server) -> Vec<String> {
     commands
 }
 
-/// A command as one text, its name in capitals.
+/// A command as one text, its name in capitals. The hash that `RESTORE` makes is written as its
+/// fields and values in brackets.
 fn words(command: &Reply) -> String {
     let mut words = command.texts();
     words[0] = words[0].to_uppercase();
+    if words[0] == "RESTORE"
+        && let Reply::Bulk(payload) = &command.array()[3]
+    {
+        words[3] = format!("[{}]", restored_hash(payload).join(" "));
+    }
     words.join(" ")
+}
+
+/// The fields and values of a short hash as `DUMP` tells it: the type, the length of a list, the
+/// list, and ten bytes of version and checksum. Only servers check those.
+#[track_caller]
+fn restored_hash(payload: &[u8]) -> Vec<String> {
+    let (&[kind, length], rest) = payload.split_first_chunk::<2>().expect("a payload");
+    assert_eq!(kind, 16, "a hash as a listpack");
+    let head = usize::from(length >= 0x40);
+    let elements = rest[head + 6..].iter().copied();
+    let mut bytes = elements.take(rest.len() - head - 6 - 10);
+    let mut texts = Vec::new();
+    loop {
+        let mut next = || bytes.next().expect("an end of the list");
+        let first = next();
+        let number = |len: usize, next: &mut dyn FnMut() -> u8| {
+            let mut number = [0; 8];
+            number[8 - len..].fill_with(next);
+            (i64::from_le_bytes(number) >> (8 * (8 - len))).to_string()
+        };
+        let text = |len: usize, next: &mut dyn FnMut() -> u8| {
+            let text: Vec<u8> = (0..len).map(|_| next()).collect();
+            String::from_utf8_lossy(&text).into_owned()
+        };
+        texts.push(match first {
+            0xff => return texts,
+            0..0x80 => first.to_string(),
+            0x80..0xc0 => text(usize::from(first & 0x3f), &mut next),
+            0xc0..0xe0 => {
+                let number = i64::from(first & 0x1f) << 8 | i64::from(next());
+                (number - (number >> 12 << 13)).to_string()
+            }
+            0xe0..=0xef => text(
+                usize::from(first & 0xf) << 8 | usize::from(next()),
+                &mut next,
+            ),
+            0xf1 => number(2, &mut next),
+            0xf2 => number(3, &mut next),
+            0xf3 => number(4, &mut next),
+            0xf4 => number(8, &mut next),
+            other => panic!("no element begins with {other:#x}"),
+        });
+        // The length of the element, with which a list is read backwards.
+        next();
+    }
 }

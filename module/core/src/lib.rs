@@ -67,7 +67,7 @@ pub use values::limits::{
 pub use values::lock_key::{LockKey, LockRef};
 pub use values::mode::{Kind, Mode};
 pub use values::names::{self, FENCE_FIELD, MODE_FIELD, OWN_PREFIX, PERMITS_MODE, WRITER_SUFFIX};
-pub use values::number::Text;
+pub use values::number::{Text, integer};
 pub use values::time::{Lease, NEVER, Now, Wait};
 pub use values::token::{Token, TokenMint};
 pub use values::word::Word;

@@ -17,7 +17,8 @@
 //! `PERMITS` makes it a counting semaphore: owners are granted permits as long as the sum of all
 //! granted permits is within the limit. The reply is `[permits, token]`, and an owner has one hold.
 //!
-//! Replicated as `HSET` and `PEXPIREAT` with final values, and as `SET` of a reader's timeout key.
+//! A new lock is replicated as `RESTORE`, other holds as `HSET` and `PEXPIREAT` with final values,
+//! a reader's timeout key as `SET`.
 //! A refused ACQUIRE is not replicated.
 
 use super::wait::{acquire, confirm, wait_if_allowed};

@@ -8,7 +8,7 @@
 //! Locks that the owner holds already are re-entered. The wait stands in the queue of each lock and
 //! holds nothing. It is granted when, in each queue, it is first or its owner is the holder.
 //!
-//! Replicated as `HSET` and `PEXPIREAT` with final values. A refused MACQUIRE is not replicated.
+//! Replicated like ACQUIRE, with final values. A refused MACQUIRE is not replicated.
 
 use super::wait::{acquire, confirm_several, wait_if_allowed};
 use super::{

@@ -8,7 +8,7 @@
 //! reads becomes a reader by its last release with `WRITE`. With `PERMITS` the owner gives n of its
 //! permits back, and the reply is the number it has left.
 //!
-//! Replicated as `DEL`, in one transaction with the `HSET` and `PEXPIREAT` of the next hold.
+//! Replicated as `DEL`; with the next hold, as one `RESTORE` in its place.
 
 use super::{KEY, OWNER, PERMITS_N, TOKEN, check_slot, decide, releasing_client};
 use crate::driving::turn::Named;

@@ -1,10 +1,14 @@
 //! The module's options: `CONFIG SET rlock.*`, `redis.conf`, `MODULE LOADEX`.
 
+mod choice;
+
+pub(crate) use choice::{Choice, PublishMode, ReplicateMode};
+
 use crate::ffi::{OwnedStr, ServerLocked};
 use redis_module::configuration::{ConfigurationContext, ConfigurationValue};
-use redis_module::{RedisError, RedisString, enum_configuration};
+use redis_module::{RedisError, RedisString};
 use rlock_core::{INTEGER_MAX, LogOptions, PATTERN_LEN_MAX, PATTERNS_MAX, are_patterns};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 /// An option that is a number, and its bounds.
 pub(crate) struct Number {
@@ -79,41 +83,11 @@ pub(crate) static LOG_HOLDS_MS: Number = Number::new(0, 0, INTEGER_MAX);
 pub(crate) static LOG_WAITS_MS: Number = Number::new(1000, 0, INTEGER_MAX);
 
 /// `rlock.publish`: where the unlock message goes.
-pub(crate) static PUBLISH: Publish = Publish(AtomicI32::new(0));
-pub(crate) const PUBLISH_DEFAULT: PublishMode = PublishMode::auto;
+pub(crate) static PUBLISH: Choice<PublishMode> = Choice::new(PublishMode::auto);
 
-enum_configuration! {
-    /// The ways to send the unlock message, named as an operator writes them.
-    #[derive(Debug, PartialEq, Eq)]
-    #[allow(non_camel_case_types, reason = "the names are the option's values")]
-    pub(crate) enum PublishMode {
-        auto = 0,
-        classic = 1,
-        sharded = 2,
-        both = 3,
-        off = 4,
-    }
-}
-
-/// Where `rlock.publish` is kept.
-pub(crate) struct Publish(AtomicI32);
-
-impl Publish {
-    pub(crate) fn mode(&self) -> PublishMode {
-        PublishMode::try_from(self.0.load(Ordering::Relaxed)).unwrap_or(PUBLISH_DEFAULT)
-    }
-}
-
-impl ConfigurationValue<PublishMode> for Publish {
-    fn get(&self, _ctx: &ConfigurationContext) -> PublishMode {
-        self.mode()
-    }
-
-    fn set(&self, _ctx: &ConfigurationContext, mode: PublishMode) -> Result<(), RedisError> {
-        self.0.store(mode.into(), Ordering::Relaxed);
-        Ok(())
-    }
-}
+/// `rlock.replicate`: the commands by which replicas and the append-only file get a new lock. Takes
+/// effect with the next command.
+pub(crate) static REPLICATE: Choice<ReplicateMode> = Choice::new(ReplicateMode::restore);
 
 /// `rlock.wake-fair-queue`: whether a lock that becomes free wakes the first waiter of Redisson's
 /// fair lock of that name. Takes effect with the next command.

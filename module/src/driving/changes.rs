@@ -6,7 +6,7 @@ use crate::config;
 use crate::driving::pump;
 use crate::ffi::{self, Ctx, KeyEvents, ServerEvent, ServerEvents, Str};
 use crate::memory::state::{self, Armed};
-use crate::writing::publish;
+use crate::writing::{publish, restore};
 use rlock_core::{LockRef, Now};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -33,8 +33,21 @@ pub(crate) fn follow_clients(ctx: Ctx<'_>) {
 pub(crate) fn follow_server(ctx: Ctx<'_>) {
     ffi::subscribe_to_server_events::<Changes>(ctx);
     ffi::count_expired_keys(ctx);
-    publish::look_for_replicas();
+    look_for_replicas(ctx);
+    restore::look_for_limits(ctx);
     AT_WORK.store(ctx.flags().starting(), Ordering::Relaxed);
+}
+
+/// Looks whether the server has replicas. From the first one on we listen to the ends of the event
+/// loop's turns, when unlock messages go to them.
+fn look_for_replicas(ctx: Ctx<'_>) {
+    publish::look_for_replicas(ctx);
+    if publish::has_replicas() {
+        let heard_before = state::with(|state| std::mem::replace(&mut state.hears_turns, true));
+        if !heard_before {
+            ffi::subscribe_to_turns::<Changes>(ctx);
+        }
+    }
 }
 
 /// Raises the token mark. Called after every change that may have brought another server's tokens
@@ -133,7 +146,8 @@ impl ServerEvents for Changes {
             ServerEvent::Demoted => {
                 pump::without_keys(ctx, |locks, _, effects| locks.demoted(effects));
             }
-            ServerEvent::ReplicasChanged => return publish::look_for_replicas(),
+            ServerEvent::ReplicasChanged => return look_for_replicas(ctx),
+            ServerEvent::TurnEnds => return publish::tell_replicas(ctx),
             ServerEvent::ClientGone(client_id) => {
                 pump::without_keys(ctx, |locks, now, effects| {
                     locks.client_gone(client_id, now, effects)
@@ -147,13 +161,14 @@ impl ServerEvents for Changes {
                 AT_WORK.store(true, Ordering::Relaxed);
                 // The server announces a replica only when it is online, not when it begins to
                 // sync.
-                publish::look_for_replicas();
+                look_for_replicas(ctx);
                 return tick(ctx);
             }
             ServerEvent::Configured => {
                 let delay_ms = config::GRANT_DELAY_MS.now();
                 state::with(|state| state.locks.set_grant_delay(delay_ms));
                 take_options();
+                restore::look_for_limits(ctx);
             }
             ServerEvent::Shutdown => return AT_WORK.store(false, Ordering::Relaxed),
             ServerEvent::Flushed(db) => state::with(|state| state.locks.all_changed(db)),

@@ -205,6 +205,30 @@ impl<'a> Ctx<'a> {
         );
     }
 
+    /// `RESTORE key at payload REPLACE ABSTTL`, with the last two words given. False if the server
+    /// has no such command; then nothing is replicated.
+    pub(crate) fn replicate_restore(
+        self,
+        key: Str<'_>,
+        at: &[u8],
+        payload: &[u8],
+        [replace, abs_ttl]: [Str<'_>; 2],
+    ) -> bool {
+        let result = server!(RedisModule_Replicate(
+            self.raw,
+            c"RESTORE".as_ptr(),
+            c"sbbss".as_ptr(),
+            key.raw,
+            at.as_ptr(),
+            at.len(),
+            payload.as_ptr(),
+            payload.len(),
+            replace.raw,
+            abs_ttl.raw
+        ));
+        result == OK
+    }
+
     pub(crate) fn replicate_hdel(self, key: Str<'_>, field: Str<'_>) {
         replicate!(self, c"HDEL", c"ss", key.raw, field.raw);
     }
@@ -338,6 +362,21 @@ impl<'a> Ctx<'a> {
             call_was_refused(c"GET");
         }
         reply.is_string().then(|| reply.text().to_vec())
+    }
+
+    /// An option of the server that is a number; none if the server has no such option, or no
+    /// `CONFIG`.
+    pub(crate) fn option(self, name: &CStr) -> Option<i64> {
+        let (command, format, get) = (c"CONFIG".as_ptr(), c"cc".as_ptr(), c"GET".as_ptr());
+        let reply = CallReply::of(server!(RedisModule_Call(
+            self.raw,
+            command,
+            format,
+            get,
+            name.as_ptr()
+        )))?;
+        let value = reply.element(1)?;
+        rlock_core::integer(value.text())
     }
 
     // --- Whether a write is allowed ---

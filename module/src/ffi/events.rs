@@ -120,6 +120,8 @@ pub(crate) enum ServerEvent {
     Shutdown,
     /// The server's tick: several times a second, by a monotonic clock.
     Tick,
+    /// A turn of the event loop is nearly over: no command runs now, and replies are not sent yet.
+    TurnEnds,
 }
 
 /// Receives the changes.
@@ -127,7 +129,8 @@ pub(crate) trait ServerEvents {
     fn happened(ctx: Ctx<'_>, event: ServerEvent);
 }
 
-/// Listens to the server's changes from now on, except those of its clients.
+/// Listens to the server's changes from now on, except those of its clients and of its event
+/// loop.
 pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
     for id in [
         raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
@@ -147,6 +150,12 @@ pub(crate) fn subscribe_to_server_events<S: ServerEvents>(ctx: Ctx<'_>) {
 /// this is called only when a session begins.
 pub(crate) fn subscribe_to_client_events<S: ServerEvents>(ctx: Ctx<'_>) {
     subscribe::<S>(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE);
+}
+
+/// Listens to the ends of the event loop's turns, from now on. Each turn pays for it, so this is
+/// called when the first replica is there.
+pub(crate) fn subscribe_to_turns<S: ServerEvents>(ctx: Ctx<'_>) {
+    subscribe::<S>(ctx, raw::REDISMODULE_EVENT_EVENTLOOP);
 }
 
 fn subscribe<S: ServerEvents>(ctx: Ctx<'_>, id: u64) {
@@ -205,6 +214,9 @@ fn read_server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<Server
         (raw::REDISMODULE_EVENT_CONFIG, _) => Some(ServerEvent::Configured),
         (raw::REDISMODULE_EVENT_SHUTDOWN, _) => Some(ServerEvent::Shutdown),
         (raw::REDISMODULE_EVENT_CRON_LOOP, _) => Some(ServerEvent::Tick),
+        (raw::REDISMODULE_EVENT_EVENTLOOP, raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP) => {
+            Some(ServerEvent::TurnEnds)
+        }
         _ => None,
     }
 }

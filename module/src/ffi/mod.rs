@@ -27,7 +27,7 @@ pub(crate) use command::{
 pub(crate) use events::{
     KeyEvents, ServerEvent, ServerEvents, Timer, Timers, count_expired_keys, keys_expired,
     subscribe_to_client_events, subscribe_to_key_events, subscribe_to_server_events,
-    writes_are_paused,
+    subscribe_to_turns, writes_are_paused,
 };
 pub(crate) use info::{InfoPage, InfoSection, register_info};
 pub(crate) use key::{Key, KeyType, Scan};

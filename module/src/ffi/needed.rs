@@ -93,7 +93,12 @@ const REQUIRED: [&CStr; 8] = [
 const REQUIRED_IN_CLUSTER: &CStr = c"CLUSTER";
 
 /// Commands that locks can do without, each with the effect of its absence, for the log.
-const OPTIONAL: [(&CStr, &str); 6] = [
+const OPTIONAL: [(&CStr, &str); 7] = [
+    (
+        c"RESTORE",
+        "replicas and the append-only file get new locks as HSET and PEXPIREAT, as with \
+         rlock.replicate plain",
+    ),
     (
         c"CLIENT",
         "RLOCK.BIND refuses every connection, so sessions have no command connection",

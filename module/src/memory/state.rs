@@ -7,6 +7,7 @@ use rlock_core::{
     PERMITS_MODE, ROOM_KEPT, SessionId, Task, Turn, Value, WaitOutcome, WaiterId,
 };
 use std::collections::HashMap;
+use std::ffi::c_int;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
 
@@ -46,6 +47,10 @@ pub(crate) struct State {
     pub(crate) is_unfinished: bool,
     /// Whether we listen to changed keys.
     pub(crate) hears_key_events: bool,
+    /// Whether we listen to the ends of the event loop's turns.
+    pub(crate) hears_turns: bool,
+    /// The unlock messages of this turn, which replicas get at its end.
+    pub(crate) messages: Vec<Message>,
     /// Whether we listen to clients that disconnect.
     pub(crate) hears_client_events: bool,
     /// The address of the key's string, while we emit an event of this key ourselves.
@@ -66,6 +71,17 @@ pub(crate) struct Armed {
     pub(crate) due: Now,
 }
 
+/// An unlock message that replicas have not got yet.
+pub(crate) struct Message {
+    pub(crate) db: c_int,
+    pub(crate) channel: OwnedStr,
+    /// Whether it is [`Words::write_unlocked`], and not [`Words::unlocked`].
+    pub(crate) is_of_writer: bool,
+    /// By which commands it goes to them.
+    pub(crate) classic: bool,
+    pub(crate) sharded: bool,
+}
+
 /// Strings that are made once and used again.
 pub(crate) struct Words {
     pub(crate) fence: OwnedStr,
@@ -76,6 +92,20 @@ pub(crate) struct Words {
     pub(crate) one: OwnedStr,
     pub(crate) unlocked: OwnedStr,
     pub(crate) write_unlocked: OwnedStr,
+    pub(crate) replace: OwnedStr,
+    pub(crate) abs_ttl: OwnedStr,
+}
+
+impl Words {
+    /// The text of an unlock message.
+    pub(crate) fn unlock_message(&self, is_of_writer: bool) -> Str<'_> {
+        let text = if is_of_writer {
+            &self.write_unlocked
+        } else {
+            &self.unlocked
+        };
+        text.as_str()
+    }
 }
 
 impl Default for Words {
@@ -89,6 +119,8 @@ impl Default for Words {
             one: OwnedStr::new(b"1"),
             unlocked: OwnedStr::new(b"0"),
             write_unlocked: OwnedStr::new(b"1"),
+            replace: OwnedStr::new(b"REPLACE"),
+            abs_ttl: OwnedStr::new(b"ABSTTL"),
         }
     }
 }

@@ -1,11 +1,14 @@
 //! Carrying decisions out: the one place that acts on the server.
 
+use crate::config::{REPLICATE, ReplicateMode};
 use crate::ffi::{self, Ctx, EventClass, Key, KeyType, OwnedStr, Str};
-use crate::memory::state::{self, Blocked, Granted, Words};
+use crate::memory::state::{self, Blocked, Granted};
 use crate::reading::open_lock::OpenLock;
-use crate::reading::read_write::{timeout_key, writer_field};
+use crate::reading::read_write::timeout_key;
+use crate::writing::fields::{self, Pair, Word};
+use crate::writing::new_hash::NewHash;
 use crate::writing::publish;
-use rlock_core::{Effect, Field, Holder, Mode, Text, Value, Write, WriteHold, names};
+use rlock_core::{Effect, Text, Write, names};
 use std::ffi::CStr;
 use std::rc::Rc;
 
@@ -33,19 +36,11 @@ pub(crate) fn carry_out(
     if effects.is_empty() {
         return keep_list(effects);
     }
-    let (mut side_keys, mut has_side_keys) = (SideKeys::default(), false);
-    for effect in &effects {
-        if let Effect::Write { lock, write } = effect
-            && let Some(lock) = locks.get_mut(*lock)
-        {
-            let is_own = carry_out_write(lock, caller, write);
-            lock.is_written |= is_own;
-            has_side_keys |= !is_own;
-        }
-    }
+    let has_side_keys = write_own_keys(locks, caller, &effects);
     for lock in locks.iter() {
         lock.key.set_aside();
     }
+    let mut side_keys = SideKeys::default();
     if has_side_keys {
         write_side_keys(locks, caller, &effects, &mut side_keys);
     }
@@ -219,31 +214,40 @@ const EVENTS_OF_SET: &[(EventClass, &CStr)] = &[
 const EVENTS_OF_LIMIT: &[(EventClass, &CStr)] = &[(EventClass::String, c"set")];
 const EVENTS_OF_DEL: &[(EventClass, &CStr)] = &[(EventClass::Generic, c"del")];
 
-/// Writes into the lock's own key and to replicas. False if the write is for a side key; then
-/// nothing is done.
-fn carry_out_write(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) -> bool {
+/// Writes into the locks' own keys and to replicas. True if there are other writes, to side keys.
+fn write_own_keys(locks: &mut [OpenLock<'_>], caller: Str<'_>, effects: &[Effect]) -> bool {
+    let restores = REPLICATE.now() == ReplicateMode::restore;
+    let all = effects.iter().filter_map(|effect| match effect {
+        Effect::Write { lock, write } => Some((*lock, write)),
+        _ => None,
+    });
+    let mut own = all.clone().filter(|(_, write)| !is_for_side_key(write));
+    while let Some((place, write)) = own.next() {
+        let Some(lock) = locks.get_mut(place) else {
+            continue;
+        };
+        lock.is_written = true;
+        let new = restores.then(|| NewHash::begun_by(place, write, &mut own, lock));
+        match new.flatten() {
+            Some(hash) => hash.write(lock, caller),
+            None => write_own_key(lock, caller, write),
+        }
+    }
+    all.clone().any(|(_, write)| is_for_side_key(write))
+}
+
+/// Whether a write is for a timeout key or a limit.
+fn is_for_side_key(write: &Write) -> bool {
+    matches!(
+        write,
+        Write::SetTimeout(..) | Write::DeleteTimeout(_) | Write::SetLimit(_) | Write::DeleteLimit
+    )
+}
+
+/// Writes into the lock's own key and to replicas.
+fn write_own_key(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) {
     let (ctx, name) = (lock.ctx, lock.name);
     match write {
-        Write::Set(first, second) => {
-            let words = Rc::clone(&lock.words);
-            let first = Pair::of(first, caller, &words);
-            let second = second.as_ref().map(|pair| Pair::of(pair, caller, &words));
-            set(lock, &first, second.as_ref());
-        }
-        Write::SetPermits(holder, hold, is_first) => {
-            let words = Rc::clone(&lock.words);
-            let owner = OwnedStr::new(holder.name(caller.bytes()));
-            let own = Pair::made(owner, hold.text().bytes());
-            let mode = is_first.then(|| Pair::of_mode(words.permits.as_str(), &words));
-            set_hold(lock, mode, &own);
-        }
-        Write::SetWriter(holder, count, token, is_first) => {
-            let words = Rc::clone(&lock.words);
-            let field = writer_field(holder.name(caller.bytes()));
-            let own = Pair::made(field, WriteHold::text(*count, *token).bytes());
-            let mode = is_first.then(|| Pair::of_mode(words.write.as_str(), &words));
-            set_hold(lock, mode, &own);
-        }
         Write::Remove(field) => {
             let words = Rc::clone(&lock.words);
             let field = Word::of_field(field, caller, &words);
@@ -258,12 +262,13 @@ fn carry_out_write(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) -> b
             lock.key.delete();
             ctx.replicate_del(name);
         }
-        Write::SetTimeout(..)
-        | Write::DeleteTimeout(_)
-        | Write::SetLimit(_)
-        | Write::DeleteLimit => return false,
+        _ => {
+            let words = Rc::clone(&lock.words);
+            if let Some(fields) = fields::of_write(write, caller, &words) {
+                set(lock, &fields);
+            }
+        }
     }
-    true
 }
 
 /// Writes the timeout keys and the limits among the effects.
@@ -349,16 +354,8 @@ fn side_key(lock: &OpenLock<'_>, write: &Write, caller: Str<'_>) -> Option<Owned
     }
 }
 
-/// Sets the field of a hold, and the `mode` field before it if this is the first hold.
-fn set_hold(lock: &mut OpenLock<'_>, mode: Option<Pair<'_>>, own: &Pair<'_>) {
-    match mode {
-        Some(mode) => set(lock, &mode, Some(own)),
-        None => set(lock, own, None),
-    }
-}
-
 /// Sets one or two fields of the lock's hash.
-fn set(lock: &mut OpenLock<'_>, first: &Pair<'_>, second: Option<&Pair<'_>>) {
+fn set(lock: &mut OpenLock<'_>, (first, second): &(Pair<'_>, Option<Pair<'_>>)) {
     let (ctx, name) = (lock.ctx, lock.name);
     // If replicas did not hear that the former hash has expired, they still have it, and its
     // fields would become part of the new one.
@@ -366,7 +363,7 @@ fn set(lock: &mut OpenLock<'_>, first: &Pair<'_>, second: Option<&Pair<'_>>) {
         ctx.replicate_del(name);
     }
     let first = first.as_field();
-    match second.map(Pair::as_field) {
+    match second.as_ref().map(Pair::as_field) {
         None => {
             lock.key.hash_set(first);
             ctx.replicate_hset(name, first);
@@ -374,64 +371,6 @@ fn set(lock: &mut OpenLock<'_>, first: &Pair<'_>, second: Option<&Pair<'_>>) {
         Some(second) => {
             lock.key.hash_set_both(first, second);
             ctx.replicate_hset_both(name, first, second);
-        }
-    }
-}
-
-/// A field with its value.
-struct Pair<'a>(Word<'a>, Word<'a>);
-
-impl<'a> Pair<'a> {
-    fn of((field, value): &(Field, Value), caller: Str<'a>, words: &'a Words) -> Self {
-        let field = Word::of_field(field, caller, words);
-        Self(field, Word::of_value(*value, words))
-    }
-
-    fn made(field: OwnedStr, value: &[u8]) -> Self {
-        Self(Word::Made(field), Word::Made(OwnedStr::new(value)))
-    }
-
-    fn of_mode(mode: Str<'a>, words: &'a Words) -> Self {
-        Self(Word::Known(words.mode.as_str()), Word::Known(mode))
-    }
-
-    fn as_field(&self) -> ffi::Field<'_> {
-        (self.0.as_str(), self.1.as_str())
-    }
-}
-
-/// A string of the server: one that exists already, or one that is made for this write.
-enum Word<'a> {
-    Known(Str<'a>),
-    Made(OwnedStr),
-}
-
-impl<'a> Word<'a> {
-    fn of_field(field: &Field, caller: Str<'a>, words: &'a Words) -> Self {
-        match field {
-            Field::Owner(Holder::Caller) => Self::Known(caller),
-            Field::Fence => Self::Known(words.fence.as_str()),
-            Field::Mode => Self::Known(words.mode.as_str()),
-            Field::Writer(holder) => Self::Made(writer_field(holder.name(caller.bytes()))),
-            Field::Owner(_) | Field::Named(_) => {
-                Self::Made(OwnedStr::new(&field.name(caller.bytes())))
-            }
-        }
-    }
-
-    fn of_value(value: Value, words: &'a Words) -> Self {
-        match value {
-            Value::Number(1) => Self::Known(words.one.as_str()),
-            Value::Mode(Mode::Read) => Self::Known(words.read.as_str()),
-            Value::Mode(Mode::Write) => Self::Known(words.write.as_str()),
-            _ => Self::Made(OwnedStr::new(value.text().bytes())),
-        }
-    }
-
-    fn as_str(&self) -> Str<'_> {
-        match self {
-            Self::Known(known) => *known,
-            Self::Made(made) => made.as_str(),
         }
     }
 }

@@ -3,8 +3,9 @@
 use crate::clock;
 use crate::config::{PUBLISH, PublishMode, WAKE_FAIR_QUEUE};
 use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr};
-use crate::memory::state::Words;
+use crate::memory::state::{self, Message, Words};
 use rlock_core::{Mode, names};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Publishes that a lock was released, for waiters of the mode in which it was held. If it is free
@@ -12,22 +13,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) fn unlocked(ctx: Ctx<'_>, name: &[u8], held_as: Mode, is_free: bool, words: &Words) {
     let Some(to) = Channels::new(ctx) else { return };
     let name = names::tagged(name);
-    let (channel, message) = match held_as {
-        Mode::Plain => (name.lock_channel(), &words.unlocked),
+    let (channel, is_of_writer) = match held_as {
+        Mode::Plain => (name.lock_channel(), false),
         // Of a read-write lock's waiters, `0` wakes one in each process and `1` wakes all.
-        Mode::Read => (name.read_write_channel(), &words.unlocked),
-        Mode::Write => (name.read_write_channel(), &words.write_unlocked),
+        Mode::Read => (name.read_write_channel(), false),
+        Mode::Write => (name.read_write_channel(), true),
         // Only our own clients use permits.
         Mode::Permits => return,
     };
-    to.publish(ctx, &OwnedStr::concat(&channel), message);
+    to.publish(ctx, OwnedStr::concat(&channel), is_of_writer, words);
     if held_as == Mode::Plain
         && is_free
         && WAKE_FAIR_QUEUE.load(Ordering::Relaxed)
         && let Some(first) = first_of_fair_queue(ctx, name)
     {
         let channel = name.fair_channel(first.as_str().bytes());
-        to.publish(ctx, &OwnedStr::new(&channel), &words.unlocked);
+        to.publish(ctx, OwnedStr::new(&channel), false, words);
     }
 }
 
@@ -68,58 +69,94 @@ fn as_score(ms: i64) -> f64 {
 }
 
 /// Asks the server whether it has replicas. Called when that may have changed.
-pub(crate) fn look_for_replicas() {
-    HAS_REPLICAS.store(ffi::has_replicas(), Ordering::Relaxed);
+pub(crate) fn look_for_replicas(ctx: Ctx<'_>) {
+    let has_replicas = !ctx.in_cluster() && ffi::has_replicas();
+    HAS_REPLICAS.store(has_replicas, Ordering::Relaxed);
 }
 
-/// Whether a replica is connected, where clients may have subscribed. A replica that is away does
-/// not get a message later, and replicating one costs 2,000 instructions.
+/// Whether replicas have to be told of messages: one is connected, where clients may have
+/// subscribed. A replica that is away does not get a message later, and replicating one costs 2,000
+/// instructions. Never in a cluster, where its bus brings messages to the replicas.
+pub(crate) fn has_replicas() -> bool {
+    HAS_REPLICAS.load(Ordering::Relaxed)
+}
+
 static HAS_REPLICAS: AtomicBool = AtomicBool::new(false);
+
+/// Tells replicas of the messages of this turn of the event loop.
+///
+/// Not in the command that released the lock: the server would put `MULTI` and `EXEC` around the
+/// change and the message, for the append-only file too, and that costs more than both. Nothing
+/// rests on a message.
+pub(crate) fn tell_replicas(ctx: Ctx<'_>) {
+    // A write that is replicated during a pause stops the server.
+    let is_idle = state::with(|state| state.messages.is_empty());
+    if is_idle || ffi::writes_are_paused() {
+        return;
+    }
+    let (mut messages, words) = state::with(|state| {
+        let words = Rc::clone(&state.words);
+        (std::mem::take(&mut state.messages), words)
+    });
+    for message in messages.drain(..) {
+        let text = words.unlock_message(message.is_of_writer);
+        ctx.select_db(message.db);
+        if message.classic {
+            ctx.replicate_publish(message.channel.as_str(), text);
+        }
+        if message.sharded {
+            ctx.replicate_spublish(message.channel.as_str(), text);
+        }
+    }
+    if messages.capacity() <= MESSAGES_KEPT {
+        state::with(|state| state.messages = messages);
+    }
+}
+
+/// An emptied list is used for the next turn, unless it grew beyond this.
+const MESSAGES_KEPT: usize = 64;
 
 /// The channels to which messages go.
 struct Channels {
     classic: bool,
     sharded: bool,
-    /// Whether messages are replicated. Not in a cluster, where its bus brings them to the
-    /// replicas.
-    replicas: bool,
 }
 
 impl Channels {
     /// None if no messages are published.
     fn new(ctx: Ctx<'_>) -> Option<Self> {
-        let mode = PUBLISH.mode();
+        let mode = PUBLISH.now();
         if mode == PublishMode::off {
             return None;
         }
-        let cluster = ctx.in_cluster();
         let (classic, sharded) = match mode {
-            PublishMode::auto => (true, cluster),
+            PublishMode::auto => (true, ctx.in_cluster()),
             PublishMode::classic => (true, false),
             PublishMode::sharded => (false, true),
             PublishMode::both => (true, true),
             PublishMode::off => (false, false),
         };
-        Some(Self {
-            classic,
-            sharded,
-            replicas: !cluster && HAS_REPLICAS.load(Ordering::Relaxed),
-        })
+        Some(Self { classic, sharded })
     }
 
-    fn publish(&self, ctx: Ctx<'_>, channel: &OwnedStr, message: &OwnedStr) {
-        let (channel, message) = (channel.as_str(), message.as_str());
-        if self.classic {
-            ctx.publish(channel, message);
+    fn publish(&self, ctx: Ctx<'_>, channel: OwnedStr, is_of_writer: bool, words: &Words) {
+        let Self { classic, sharded } = *self;
+        let text = words.unlock_message(is_of_writer);
+        if classic {
+            ctx.publish(channel.as_str(), text);
         }
-        if self.sharded {
-            ctx.publish_sharded(channel, message);
+        if sharded {
+            ctx.publish_sharded(channel.as_str(), text);
         }
-        if self.classic && self.replicas {
-            ctx.replicate_publish(channel, message);
-        }
-        if self.sharded && self.replicas {
-            ctx.replicate_spublish(channel, message);
+        if has_replicas() {
+            let message = Message {
+                db: ctx.db(),
+                channel,
+                is_of_writer,
+                classic,
+                sharded,
+            };
+            state::with(|state| state.messages.push(message));
         }
     }
 }

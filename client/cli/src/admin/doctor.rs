@@ -42,6 +42,9 @@ const DELETIONS: [&str; 2] = ["DEL", "UNLINK"];
 /// With it the module closes the connection that was bound before.
 const CLOSES: &str = "CLIENT";
 
+/// By it a primary tells of new locks, unless `rlock.replicate` is `plain`.
+const RESTORES: &str = "RESTORE";
+
 /// What is wrong with a server.
 struct Finding {
     node: String,
@@ -61,7 +64,7 @@ struct Examined {
     module: Option<String>,
     /// Of CONFIG GET.
     config: HashMap<String, String>,
-    /// Those of [`REPLICATED`], [`DELETIONS`] and [`CLOSES`] that it does not have.
+    /// Those of [`REPLICATED`], [`DELETIONS`], [`CLOSES`] and [`RESTORES`] that it does not have.
     lacks: Vec<&'static str>,
     /// Of ACL GETUSER default; null if it was not asked, or refused to tell.
     default_user: Json,
@@ -176,7 +179,10 @@ impl Examined {
     }
 
     async fn ask_for_commands(&mut self, node: &Node) -> Result<(), RedisError> {
-        let names = || REPLICATED.into_iter().chain(DELETIONS).chain([CLOSES]);
+        let names = || {
+            let others = [CLOSES, RESTORES];
+            REPLICATED.into_iter().chain(DELETIONS).chain(others)
+        };
         let mut ask = cmd("COMMAND");
         ask.arg("INFO");
         for name in names() {
@@ -315,6 +321,17 @@ impl Examined {
             ));
         } else if let Some(name) = DELETIONS.into_iter().find(|name| self.lacks(name)) {
             self.deletes(name, found);
+        }
+        if self.lacks(RESTORES) && self.is_replica() {
+            found.push((
+                "commands",
+                format!(
+                    "it has no {RESTORES}: unless its primary has rlock.replicate plain, it lacks \
+                     new locks, and keeps former holders of those that were handed over"
+                ),
+                "take the rename-command line out of its configuration file, or CONFIG SET \
+                 rlock.replicate plain at its primary",
+            ));
         }
         if self.lacks(CLOSES) {
             found.push((

@@ -556,6 +556,17 @@ fn doctor_finds_missing_commands() {
     assert!(text.contains("it has no DEL, but writes it"), "{text}");
     server.run("CONFIG SET lazyfree-lazy-expire yes");
     assert_eq!(found(&server, 0), Vec::<String>::new());
+    // A primary without RESTORE tells of new locks by other commands; a replica misses them.
+    let hardened = without(&["RESTORE"]).start();
+    assert_eq!(found(&hardened, 0), Vec::<String>::new());
+    let primary = Server::start();
+    hardened.run(format!("REPLICAOF 127.0.0.1 {}", primary.port()));
+    assert!(found(&hardened, 1).contains(&"commands".to_owned()));
+    let text = printed(&hardened, &["doctor"], 1);
+    assert!(
+        text.contains("it has no RESTORE: unless its primary"),
+        "{text}"
+    );
     // What it cannot carry out its primary does not hear of.
     let replica = without(&["DEL"]).without_module().start();
     let primary = Server::start();

@@ -107,7 +107,7 @@ impl<const N: usize> Text<N> {
 
 /// Parses an integer in the form that the server itself writes and accepts: no plus sign, no
 /// leading zeros, no blanks.
-pub(crate) fn integer(bytes: &[u8]) -> Option<i64> {
+pub fn integer(bytes: &[u8]) -> Option<i64> {
     let (negative, digits) = match bytes {
         [b'-', digits @ ..] => (true, digits),
         digits => (false, digits),
