@@ -77,6 +77,8 @@ pub(crate) struct Task {
     pub(crate) latency: Duration,
     /// Does what is to happen in the midst of a call.
     pub(crate) stops: Rc<dyn Fn(StopKind)>,
+    /// A call is about to be polled: whether it is dropped in place of that.
+    pub(crate) polls: Rc<dyn Fn() -> bool>,
 }
 
 impl Task {
@@ -290,7 +292,21 @@ impl Task {
                 .note(format_args!("task {number}: {of:?}, {kind:?}"));
             (self.stops)(kind);
         };
-        Stop::within(planned, call, done).await
+        let call = self.until_dropped(call);
+        Stop::within(planned, call, done).await.flatten()
+    }
+
+    /// A call, unless it is dropped at one of its polls.
+    async fn until_dropped<T>(&self, call: impl Future<Output = T>) -> Option<T> {
+        let mut call = pin!(call);
+        poll_fn(|cx| {
+            if (self.polls)() {
+                self.judge.count("dropped at a poll");
+                return Poll::Ready(None);
+            }
+            call.as_mut().poll(cx).map(Some)
+        })
+        .await
     }
 
     /// For so long a guard with this lease lasts in any case: word of the grant was under way for
@@ -518,7 +534,7 @@ impl Task {
         let (judge, number, text) = (&self.judge, self.number, self.judge.new_name());
         let guard = held.guard.borrow();
         let Some(guard) = guard.as_ref() else { return };
-        match guard.echo(&text).await {
+        match self.until_dropped(guard.echo(&text)).await.flatten() {
             None => {}
             Some(Ok(answer)) => {
                 judge.count("run under a lock");
@@ -549,7 +565,8 @@ impl Task {
         while Instant::now() < end && !judge.listening.is_idle() {
             let call = self.until_wanted(listens, held, end);
             let dropped = |_| judge.count("dropped at a poll");
-            match Stop::within(planned.take(), call, dropped).await {
+            let call = self.until_dropped(call);
+            match Stop::within(planned.take(), call, dropped).await.flatten() {
                 None => judge.listening.again(&hearing),
                 Some(None) => {}
                 Some(Some(Ok(()))) => {

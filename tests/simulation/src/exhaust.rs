@@ -1,0 +1,356 @@
+//! `make exhaust`: each small program with every fault at every step (`EXHAUST=singles`), or with
+//! every pair of faults at every pair of steps (`EXHAUST=pairs`), or one part of that (`SHARD=i/n`).
+//! With a file of progress (`PROGRESS=`) it goes on where it was ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use rlock_simulation::every;
+use rlock_simulation::judge::Report;
+use rlock_simulation::run::run;
+use rlock_simulation::scenarios::{self, Scenario};
+use rlock_simulation::schedule::{Fault, Schedule};
+use rlock_simulation::shrink::shrink;
+use rlock_simulation::steps::settle;
+use serde::{Deserialize, Serialize};
+
+use crate::{locked, text, write_schedule};
+
+/// A program, what may go wrong in it, and its run without a fault.
+struct Program {
+    scenario: Scenario,
+    faults: Vec<Fault>,
+    report: Report,
+}
+
+/// A fault of a program, by numbers: with it a schedule begins.
+#[derive(Clone, Copy)]
+struct Unit {
+    program: usize,
+    step: usize,
+    fault: usize,
+}
+
+/// What came of one program so far.
+#[derive(Clone, Copy, Default, Serialize, Deserialize)]
+struct Count {
+    singles: u64,
+    pairs: u64,
+    violations: u64,
+}
+
+/// What has been done, as it is kept in the file of progress.
+#[derive(Default, Serialize, Deserialize)]
+struct Progress {
+    /// So many units of this part are done.
+    done: usize,
+    counts: BTreeMap<String, Count>,
+    seconds: f64,
+    /// What was reported, without its numbers.
+    reported: BTreeSet<String>,
+}
+
+/// What is asked for.
+struct Settings {
+    pairs: bool,
+    /// The number of this part, and how many there are.
+    shard: (usize, usize),
+    progress: Option<String>,
+    /// Programs whose names contain this.
+    only: String,
+    /// End with the first violation.
+    is_brief: bool,
+    /// End after so long.
+    time: Duration,
+}
+
+impl Settings {
+    fn read(what: &str) -> Option<Self> {
+        let number = |text: &str| text.parse::<usize>().ok();
+        let shard = text("SHARD").unwrap_or_else(|| "1/1".to_owned());
+        let (part, parts) = shard.split_once('/')?;
+        let (part, parts) = (number(part)?, number(parts)?);
+        let is_part = part >= 1 && part <= parts;
+        let time = text("EXHAUST_SECONDS").and_then(|text| text.parse().ok());
+        is_part.then(|| Self {
+            pairs: what == "pairs",
+            shard: (part - 1, parts),
+            progress: text("PROGRESS"),
+            only: text("EXHAUST_ONLY").unwrap_or_default(),
+            is_brief: text("SIMULATE_BRIEF").is_some(),
+            time: time.map_or(Duration::MAX, Duration::from_secs),
+        })
+    }
+}
+
+/// All that is asked for.
+pub(crate) fn exhaust(what: &str) -> ExitCode {
+    let Some(settings) = Settings::read(what) else {
+        println!("SHARD= must be as 1/8");
+        return ExitCode::FAILURE;
+    };
+    let programs = programs(&settings.only);
+    let all = units(&programs);
+    let (part, parts) = settings.shard;
+    let own: Vec<_> = all.iter().skip(part).step_by(parts).copied().collect();
+    let mut progress = load(&settings);
+    let began = Instant::now();
+    let (mut told, mut since) = (Instant::now(), progress.done);
+    let before = progress.seconds;
+    while progress.done < own.len() && began.elapsed() < settings.time {
+        let batch = if settings.pairs { 8 } else { 2_000 };
+        let end = own.len().min(progress.done + batch);
+        carry_out(
+            &programs,
+            &own[progress.done..end],
+            &settings,
+            &mut progress,
+        );
+        progress.done = end;
+        progress.seconds = before + began.elapsed().as_secs_f64();
+        keep(&settings, &progress);
+        if settings.is_brief && progress.counts.values().any(|count| count.violations > 0) {
+            break;
+        }
+        if told.elapsed() > TOLD_EVERY {
+            tell(&progress, own.len(), (told, since));
+            (told, since) = (Instant::now(), progress.done);
+        }
+    }
+    table(&programs, &progress, &settings, own.len());
+    let is_right = progress.counts.values().all(|count| count.violations == 0);
+    if is_right {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// So often it says how far it is.
+const TOLD_EVERY: Duration = Duration::from_secs(10);
+
+/// Each program, without a fault. There nothing may be wrong.
+fn programs(only: &str) -> Vec<Program> {
+    let all = scenarios::all().into_iter();
+    let meant = all.filter(|scenario| scenario.name.contains(only));
+    let programs = meant.map(|scenario| {
+        let report = run(&scenario.schedule, false);
+        for violation in &report.violations {
+            println!("{}, without a fault: {violation}", scenario.name);
+        }
+        Program {
+            faults: every::faults(&scenario.schedule),
+            report,
+            scenario,
+        }
+    });
+    programs.collect()
+}
+
+/// Every fault at every step.
+fn units(programs: &[Program]) -> Vec<Unit> {
+    let mut units = Vec::new();
+    for (program, of) in programs.iter().enumerate() {
+        for step in 0..of.report.steps.len() {
+            let suits = |fault: &Fault| of.report.steps[step].place.suits(&fault.kind);
+            let faults = of.faults.iter().enumerate();
+            let faults = faults.filter(|(_, fault)| suits(fault));
+            units.extend(faults.map(|(fault, _)| Unit {
+                program,
+                step,
+                fault,
+            }));
+        }
+    }
+    units
+}
+
+/// The schedule with one more fault, at a step of its run.
+fn with_fault(schedule: &Schedule, report: &Report, step: usize, fault: Fault) -> Schedule {
+    let mut schedule = schedule.clone();
+    let at = report.steps[step].at;
+    let step = Some(step);
+    schedule.faults.push(Fault { at, step, ..fault });
+    schedule
+}
+
+/// What a unit has shown.
+#[derive(Default)]
+struct Shown {
+    schedules: u64,
+    wrong: Vec<(Schedule, Vec<String>)>,
+}
+
+impl Shown {
+    fn add(&mut self, schedule: &Schedule, report: &Report) {
+        self.schedules += 1;
+        let mut violations = report.violations.clone();
+        // A step of a run with a fault has the time that it had without.
+        let is_late = |fault: &&Fault| {
+            let step = fault.step.map(|step| report.steps.get(step));
+            step.is_some_and(|step| step.is_none_or(|step| step.at != fault.at))
+        };
+        if let Some(fault) = schedule.faults.iter().find(is_late) {
+            violations.push(format!("{fault:?} has not come at its time"));
+        }
+        if !violations.is_empty() {
+            self.wrong.push((schedule.clone(), violations));
+        }
+    }
+}
+
+/// Carries units out, by all processors.
+fn carry_out(programs: &[Program], units: &[Unit], settings: &Settings, progress: &mut Progress) {
+    let (next, shown) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(unit) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let of = one(programs, *unit, settings.pairs);
+                    locked(&shown).push((*unit, of));
+                }
+            });
+        }
+    });
+    for (unit, shown) in locked(&shown).drain(..) {
+        let name = programs[unit.program].scenario.name;
+        let count = progress.counts.entry(name.to_owned()).or_default();
+        if settings.pairs {
+            count.pairs += shown.schedules;
+        } else {
+            count.singles += shown.schedules;
+        }
+        count.violations += u64::try_from(shown.wrong.len()).unwrap_or(u64::MAX);
+        for (schedule, violations) in shown.wrong {
+            let kind = kind_of(name, &violations[0]);
+            if progress.reported.insert(kind) {
+                report(name, &schedule, &violations, settings.is_brief);
+            }
+        }
+    }
+}
+
+/// One fault, or one fault with every fault after it.
+fn one(programs: &[Program], unit: Unit, pairs: bool) -> Shown {
+    let program = &programs[unit.program];
+    let (schedule, fault) = (&program.scenario.schedule, program.faults[unit.fault]);
+    let schedule = with_fault(schedule, &program.report, unit.step, fault);
+    let report = run(&schedule, false);
+    let mut shown = Shown::default();
+    if !pairs {
+        shown.add(&schedule, &report);
+        return shown;
+    }
+    for step in unit.step..report.steps.len() {
+        let place = report.steps[step].place;
+        // At the same step each pair comes once.
+        let first = if step == unit.step { unit.fault + 1 } else { 0 };
+        for fault in program.faults.iter().skip(first) {
+            if place.suits(&fault.kind) {
+                let schedule = with_fault(&schedule, &report, step, *fault);
+                shown.add(&schedule, &run(&schedule, false));
+            }
+        }
+    }
+    shown
+}
+
+/// Violations of one kind are shown once.
+fn kind_of(name: &str, violation: &str) -> String {
+    let words = violation.split(' ');
+    let plain = words.filter(|word| !word.contains(|of: char| of.is_ascii_digit()));
+    format!("{name}: {}", plain.collect::<Vec<_>>().join(" "))
+}
+
+/// Shows the shortest schedule that fails as this one does, and keeps it.
+fn report(name: &str, schedule: &Schedule, violations: &[String], is_brief: bool) {
+    for violation in violations {
+        println!("{name}: {violation}");
+    }
+    for fault in &schedule.faults {
+        println!("    {fault:?}");
+    }
+    if is_brief {
+        return;
+    }
+    let fails = |schedule: &Schedule| {
+        let settled = settle(schedule);
+        settled.filter(|(_, report)| !report.violations.is_empty())
+    };
+    let shortest = shrink(schedule, |shorter| fails(shorter).is_some());
+    let shortest = fails(&shortest).map_or(shortest, |(settled, _)| settled);
+    println!("{shortest}");
+    let number = fastrand::u32(..);
+    write_schedule(&format!("{name}-{number}"), &shortest);
+}
+
+// --- What is kept and told -----------------------------------------------------------------------
+
+fn load(settings: &Settings) -> Progress {
+    let text = settings.progress.as_ref().map(fs::read_to_string);
+    let text = text.and_then(Result::ok).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
+}
+
+fn keep(settings: &Settings, progress: &Progress) {
+    let Some(path) = &settings.progress else {
+        return;
+    };
+    let written = serde_json::to_string(progress).map(|text| {
+        let new = format!("{path}.new");
+        fs::write(&new, text).and_then(|()| fs::rename(&new, path))
+    });
+    if !matches!(written, Ok(Ok(()))) {
+        println!("{path} cannot be written");
+    }
+}
+
+fn tell(progress: &Progress, units: usize, (told, since): (Instant, usize)) {
+    let counts = progress.counts.values();
+    let schedules: u64 = counts.map(|of| of.singles + of.pairs).sum();
+    let done = u32::try_from(progress.done - since).unwrap_or(u32::MAX);
+    let left = u32::try_from(units - progress.done).unwrap_or(u32::MAX);
+    let seconds = told.elapsed().as_secs_f64() / f64::from(done.max(1)) * f64::from(left);
+    println!(
+        "{} of {units} faults at steps, {schedules} schedules, about {:.1} minutes left",
+        progress.done,
+        seconds / 60.0
+    );
+}
+
+fn table(programs: &[Program], progress: &Progress, settings: &Settings, units: usize) {
+    println!(
+        "{:<26} {:>6} {:>6} {:>9} {:>11} {:>10}",
+        "scenario", "steps", "faults", "singles", "pairs", "violations"
+    );
+    let mut sum = Count::default();
+    for program in programs {
+        let name = program.scenario.name;
+        let count = progress.counts.get(name).copied().unwrap_or_default();
+        let (steps, faults) = (program.report.steps.len(), program.faults.len());
+        row(name, (steps, faults), count);
+        sum.singles += count.singles;
+        sum.pairs += count.pairs;
+        sum.violations += count.violations;
+    }
+    let steps = programs.iter().map(|of| of.report.steps.len()).sum();
+    row("all", (steps, 0), sum);
+    let (part, parts) = settings.shard;
+    let (done, seconds) = (progress.done, progress.seconds);
+    println!(
+        "part {} of {parts}: {done} of {units} faults at steps, in {seconds:.0} s",
+        part + 1
+    );
+}
+
+fn row(name: &str, (steps, faults): (usize, usize), of: Count) {
+    println!(
+        "{name:<26} {steps:>6} {faults:>6} {:>9} {:>11} {:>10}",
+        of.singles, of.pairs, of.violations
+    );
+}
