@@ -1,5 +1,6 @@
 //! `make exhaust`: each small program with every fault at every step (`EXHAUST=singles`), or with
 //! every pair of faults at every pair of steps (`EXHAUST=pairs`), or one part of that (`SHARD=i/n`).
+//! `EXHAUST=show` shows them without a fault, and EXHAUST_ONLY= is a part of their names.
 //! With a file of progress (`PROGRESS=`) it goes on where it was ended.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -94,6 +95,10 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
         return ExitCode::FAILURE;
     };
     let programs = programs(&settings.only);
+    if what == "show" {
+        show(&programs);
+        return ExitCode::SUCCESS;
+    }
     let all = units(&programs);
     let (part, parts) = settings.shard;
     let own: Vec<_> = all.iter().skip(part).step_by(parts).copied().collect();
@@ -102,7 +107,7 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
     let (mut told, mut since) = (Instant::now(), progress.done);
     let before = progress.seconds;
     while progress.done < own.len() && began.elapsed() < settings.time {
-        let batch = if settings.pairs { 8 } else { 2_000 };
+        let batch = if settings.pairs { 8 } else { 1_000 };
         let end = own.len().min(progress.done + batch);
         carry_out(
             &programs,
@@ -149,6 +154,21 @@ fn programs(only: &str) -> Vec<Program> {
         }
     });
     programs.collect()
+}
+
+/// Shows what happens in programs without a fault.
+fn show(programs: &[Program]) {
+    for program in programs {
+        let Scenario {
+            name,
+            story,
+            schedule,
+        } = &program.scenario;
+        println!("{name}: {story}\n{schedule}");
+        for line in run(schedule, true).trace {
+            println!("{line}");
+        }
+    }
 }
 
 /// Every fault at every step.
@@ -205,20 +225,22 @@ impl Shown {
 
 /// Carries units out, by all processors.
 fn carry_out(programs: &[Program], units: &[Unit], settings: &Settings, progress: &mut Progress) {
-    let (next, shown) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let (next, shown) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     let threads = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(unit) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
+                loop {
+                    let place = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(unit) = units.get(place) else { return };
                     let of = one(programs, *unit, settings.pairs);
-                    locked(&shown).push((*unit, of));
+                    locked(&shown).insert(place, of);
                 }
             });
         }
     });
-    for (unit, shown) in locked(&shown).drain(..) {
-        let name = programs[unit.program].scenario.name;
+    for (place, shown) in locked(&shown).iter() {
+        let name = programs[units[*place].program].scenario.name;
         let count = progress.counts.entry(name.to_owned()).or_default();
         if settings.pairs {
             count.pairs += shown.schedules;
@@ -226,10 +248,15 @@ fn carry_out(programs: &[Program], units: &[Unit], settings: &Settings, progress
             count.singles += shown.schedules;
         }
         count.violations += u64::try_from(shown.wrong.len()).unwrap_or(u64::MAX);
-        for (schedule, violations) in shown.wrong {
-            let kind = kind_of(name, &violations[0]);
-            if progress.reported.insert(kind) {
-                report(name, &schedule, &violations, settings.is_brief);
+        for (schedule, violations) in &shown.wrong {
+            let number = progress.done + place + 1;
+            if settings.is_brief {
+                // As a seed that fails.
+                println!("single {number}: {name}: {}", violations[0]);
+                return;
+            }
+            if progress.reported.insert(kind_of(name, &violations[0])) {
+                report(name, schedule, violations);
             }
         }
     }
@@ -268,15 +295,12 @@ fn kind_of(name: &str, violation: &str) -> String {
 }
 
 /// Shows the shortest schedule that fails as this one does, and keeps it.
-fn report(name: &str, schedule: &Schedule, violations: &[String], is_brief: bool) {
+fn report(name: &str, schedule: &Schedule, violations: &[String]) {
     for violation in violations {
         println!("{name}: {violation}");
     }
     for fault in &schedule.faults {
         println!("    {fault:?}");
-    }
-    if is_brief {
-        return;
     }
     let fails = |schedule: &Schedule| {
         let settled = settle(schedule);

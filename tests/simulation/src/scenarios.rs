@@ -74,7 +74,7 @@ fn alone() -> Vec<Scenario> {
         scenario(
             "watchdog",
             "a lock is held for longer than a third of its lease",
-            [on(0, 0, [held(lock(0), 560)])],
+            [on(0, 0, [held(lock(0), 1_060)])],
         ),
         scenario(
             "renew",
@@ -94,7 +94,7 @@ fn alone() -> Vec<Scenario> {
         scenario(
             "lease-end",
             "a lock is held for longer than its lease, which nobody renews",
-            [on(0, 0, [held(leased(lock(0), 60), 100)])],
+            [on(0, 0, [held(leased(lock(0), 80), 120)])],
         ),
         reconnects(),
     ]
@@ -154,7 +154,7 @@ fn of_two() -> Vec<Scenario> {
             "taken-over",
             "a lock is waited for until its lease ends",
             [
-                on(0, 0, [held(leased(lock(0), 60), 100)]),
+                on(0, 0, [held(leased(lock(0), 80), 120)]),
                 on(1, 8, [lock(0)]),
             ],
         ),
@@ -247,6 +247,8 @@ fn of_other_kinds() -> Vec<Scenario> {
 /// Other places than a single server.
 fn elsewhere() -> Vec<Scenario> {
     let waits = || [on(0, 0, [held(lock(0), 60)]), on(1, 8, [lock(0)])];
+    // Of one process, since the steps of a second one would be the same.
+    let waits_here = || [on(0, 0, [held(lock(0), 60)]), on(0, 8, [lock(0)])];
     let one_move = FaultKind::MoveSlot {
         lock: 0,
         to: 1,
@@ -276,7 +278,7 @@ fn elsewhere() -> Vec<Scenario> {
             of_cluster(scenario(
                 "moved-slot",
                 "a slot moves while its lock is held and waited for",
-                waits(),
+                waits_here(),
             )),
         ),
         going_wrong(
@@ -285,7 +287,7 @@ fn elsewhere() -> Vec<Scenario> {
             of_cluster(scenario(
                 "moved-by-keys",
                 "a slot moves key by key while its lock is held and waited for",
-                waits(),
+                waits_here(),
             )),
         ),
         watched(scenario(
@@ -299,7 +301,7 @@ fn elsewhere() -> Vec<Scenario> {
             watched(scenario(
                 "planned-failover",
                 "the replica becomes the primary by order while a lock is held and waited for",
-                waits(),
+                waits_here(),
             )),
         ),
         at_three(scenario(
@@ -309,8 +311,8 @@ fn elsewhere() -> Vec<Scenario> {
         )),
         at_three(scenario(
             "majority-refused",
-            "a lock is tried that another holds at a majority",
-            [on(0, 0, [held(lock(0), 20)]), on(1, 8, [tried(lock(0))])],
+            "a lock is tried that another task holds at a majority",
+            [on(0, 0, [held(lock(0), 20)]), on(0, 8, [tried(lock(0))])],
         )),
     ]
 }
@@ -334,7 +336,7 @@ fn reconnects() -> Scenario {
 // --- The parts -----------------------------------------------------------------------------------
 
 /// Tasks begin from here on, when all processes have connected.
-const BEGIN: u64 = 100;
+const BEGIN: u64 = 60;
 
 fn at(ms: u64) -> Duration {
     Duration::from_millis(BEGIN + ms)
@@ -344,8 +346,8 @@ fn scenario<const N: usize>(name: &'static str, story: &'static str, tasks: [Tas
     let count = tasks.iter().map(|task| task.client).max().unwrap_or(0) + 1;
     // Short beside each other: who stands still for two graces has lost session and lease.
     let client = Client {
-        grace: Duration::from_millis(1_000),
-        lease: Duration::from_millis(1_500),
+        grace: Duration::from_millis(2_000),
+        lease: Duration::from_millis(3_000),
         response_timeout: Duration::from_millis(400),
         acknowledged: None,
         copies: 1,
@@ -369,7 +371,7 @@ fn scenario<const N: usize>(name: &'static str, story: &'static str, tasks: [Tas
         faults: Vec::new(),
         is_busy: false,
         // Longer than entries need to settle.
-        rests: Some(Duration::from_millis(1_500)),
+        rests: Some(Duration::from_millis(850)),
     };
     Scenario {
         name,
