@@ -36,7 +36,7 @@ struct Unit {
     fault: usize,
 }
 
-/// What came of one program so far.
+/// What came of one program so far. While singles are carried out pairs are counted.
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
 struct Count {
     singles: u64,
@@ -47,12 +47,20 @@ struct Count {
 /// What has been done, as it is kept in the file of progress.
 #[derive(Default, Serialize, Deserialize)]
 struct Progress {
+    /// What this is the progress of.
+    of: String,
     /// So many units of this part are done.
     done: usize,
     counts: BTreeMap<String, Count>,
     seconds: f64,
     /// What was reported, without its numbers.
     reported: BTreeSet<String>,
+}
+
+impl Progress {
+    fn violations(&self) -> u64 {
+        self.counts.values().map(|count| count.violations).sum()
+    }
 }
 
 /// What is asked for.
@@ -102,36 +110,42 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
     let all = units(&programs);
     let (part, parts) = settings.shard;
     let own: Vec<_> = all.iter().skip(part).step_by(parts).copied().collect();
+    let kind = if settings.pairs { "pairs" } else { "singles" };
     let mut progress = load(&settings);
-    let began = Instant::now();
-    let (mut told, mut since) = (Instant::now(), progress.done);
-    let before = progress.seconds;
-    while progress.done < own.len() && began.elapsed() < settings.time {
-        let batch = if settings.pairs { 8 } else { 1_000 };
-        let end = own.len().min(progress.done + batch);
-        carry_out(
-            &programs,
-            &own[progress.done..end],
-            &settings,
-            &mut progress,
-        );
-        progress.done = end;
-        progress.seconds = before + began.elapsed().as_secs_f64();
-        keep(&settings, &progress);
-        if settings.is_brief && progress.counts.values().any(|count| count.violations > 0) {
-            break;
-        }
-        if told.elapsed() > TOLD_EVERY {
-            tell(&progress, own.len(), (told, since));
-            (told, since) = (Instant::now(), progress.done);
-        }
+    let of = format!("{kind} {part}/{parts} of {} {}", all.len(), settings.only);
+    if progress.done > 0 && progress.of != of {
+        println!("the file of progress is of other work: {}", progress.of);
+        return ExitCode::FAILURE;
     }
+    progress.of = of;
+    go_on(&programs, &own, &settings, &mut progress);
     table(&programs, &progress, &settings, own.len());
-    let is_right = progress.counts.values().all(|count| count.violations == 0);
-    if is_right {
+    let alone = programs.iter().all(|of| of.report.violations.is_empty());
+    if alone && progress.violations() == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    }
+}
+
+/// Carries out what is not done yet.
+fn go_on(programs: &[Program], units: &[Unit], settings: &Settings, progress: &mut Progress) {
+    let (began, before) = (Instant::now(), progress.seconds);
+    let (mut told, mut since) = (Instant::now(), progress.done);
+    let batch = if settings.pairs { 8 } else { 1_000 };
+    while progress.done < units.len() && began.elapsed() < settings.time {
+        let end = units.len().min(progress.done + batch);
+        carry_out(programs, &units[progress.done..end], settings, progress);
+        progress.done = end;
+        progress.seconds = before + began.elapsed().as_secs_f64();
+        keep(settings, progress);
+        if settings.is_brief && progress.violations() > 0 {
+            return;
+        }
+        if told.elapsed() > TOLD_EVERY {
+            tell(progress, settings.pairs, units.len(), (told, since));
+            (told, since) = (Instant::now(), progress.done);
+        }
     }
 }
 
@@ -202,6 +216,8 @@ fn with_fault(schedule: &Schedule, report: &Report, step: usize, fault: Fault) -
 #[derive(Default)]
 struct Shown {
     schedules: u64,
+    /// So many pairs begin with this single, which are not carried out.
+    pairs: u64,
     wrong: Vec<(Schedule, Vec<String>)>,
 }
 
@@ -246,6 +262,7 @@ fn carry_out(programs: &[Program], units: &[Unit], settings: &Settings, progress
             count.pairs += shown.schedules;
         } else {
             count.singles += shown.schedules;
+            count.pairs += shown.pairs;
         }
         count.violations += u64::try_from(shown.wrong.len()).unwrap_or(u64::MAX);
         for (schedule, violations) in &shown.wrong {
@@ -271,20 +288,32 @@ fn one(programs: &[Program], unit: Unit, pairs: bool) -> Shown {
     let mut shown = Shown::default();
     if !pairs {
         shown.add(&schedule, &report);
+        let pairs = next_faults(program, unit, &report).count();
+        shown.pairs = u64::try_from(pairs).unwrap_or(u64::MAX);
         return shown;
     }
-    for step in unit.step..report.steps.len() {
-        let place = report.steps[step].place;
-        // At the same step each pair comes once.
-        let first = if step == unit.step { unit.fault + 1 } else { 0 };
-        for fault in program.faults.iter().skip(first) {
-            if place.suits(&fault.kind) {
-                let schedule = with_fault(&schedule, &report, step, *fault);
-                shown.add(&schedule, &run(&schedule, false));
-            }
-        }
+    for (step, fault) in next_faults(program, unit, &report) {
+        let schedule = with_fault(&schedule, &report, step, fault);
+        shown.add(&schedule, &run(&schedule, false));
     }
     shown
+}
+
+/// All that may go wrong after this fault, at the steps of the run with it. Two faults at one step
+/// come in one order.
+fn next_faults(
+    program: &Program,
+    unit: Unit,
+    report: &Report,
+) -> impl Iterator<Item = (usize, Fault)> {
+    let steps = report.steps.iter().enumerate().skip(unit.step);
+    steps.flat_map(move |(number, step)| {
+        let is_same = number == unit.step;
+        let faults = program.faults.iter();
+        let faults = faults.skip(if is_same { unit.fault + 1 } else { 0 });
+        let suits = faults.filter(|fault| step.place.suits(&fault.kind));
+        suits.map(move |fault| (number, *fault))
+    })
 }
 
 /// Violations of one kind are shown once.
@@ -334,9 +363,11 @@ fn keep(settings: &Settings, progress: &Progress) {
     }
 }
 
-fn tell(progress: &Progress, units: usize, (told, since): (Instant, usize)) {
+fn tell(progress: &Progress, pairs: bool, units: usize, (told, since): (Instant, usize)) {
     let counts = progress.counts.values();
-    let schedules: u64 = counts.map(|of| of.singles + of.pairs).sum();
+    let schedules: u64 = counts
+        .map(|of| if pairs { of.pairs } else { of.singles })
+        .sum();
     let done = u32::try_from(progress.done - since).unwrap_or(u32::MAX);
     let left = u32::try_from(units - progress.done).unwrap_or(u32::MAX);
     let seconds = told.elapsed().as_secs_f64() / f64::from(done.max(1)) * f64::from(left);
@@ -348,9 +379,11 @@ fn tell(progress: &Progress, units: usize, (told, since): (Instant, usize)) {
 }
 
 fn table(programs: &[Program], progress: &Progress, settings: &Settings, units: usize) {
+    // Those that are not carried out are counted only.
+    let pairs = if settings.pairs { "pairs" } else { "(pairs)" };
     println!(
         "{:<26} {:>6} {:>6} {:>9} {:>11} {:>10}",
-        "scenario", "steps", "faults", "singles", "pairs", "violations"
+        "scenario", "steps", "faults", "singles", pairs, "violations"
     );
     let mut sum = Count::default();
     for program in programs {
