@@ -422,7 +422,7 @@ impl Inner {
         moments::tell(moment);
         if !self.is_up.get() {
             // This life has ended, and its connections are about to hear of it.
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
         self.is_running().await;
     }

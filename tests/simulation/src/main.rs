@@ -5,6 +5,7 @@
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 #![allow(
     clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
     reason = "it counts what it has done itself"
 )]
 

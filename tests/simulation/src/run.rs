@@ -463,11 +463,24 @@ impl World {
                 self.judge.count("clock step");
                 server.step_clock_ms(by);
             }
+            FaultKind::Break(_) | FaultKind::Delete(_) | FaultKind::Flush => {
+                self.fault_of_keys(server, kind);
+            }
+            FaultKind::DropCall => {}
+            FaultKind::Failover(_)
+            | FaultKind::Replace(_)
+            | FaultKind::MoveSlot { .. }
+            | FaultKind::Sentinel(_) => self.fault_of_service(number, kind).await,
+        }
+    }
+
+    /// Somebody ends what is held.
+    fn fault_of_keys(&self, server: &Server, kind: FaultKind) {
+        match kind {
             FaultKind::Break(lock) => {
                 self.judge.count("break");
                 server.break_lock(&name(lock));
             }
-            FaultKind::DropCall => {}
             FaultKind::Delete(lock) => {
                 self.judge.count("delete");
                 server.delete(&name(lock));
@@ -476,10 +489,7 @@ impl World {
                 self.judge.count("flush");
                 server.flush();
             }
-            FaultKind::Failover(_)
-            | FaultKind::Replace(_)
-            | FaultKind::MoveSlot { .. }
-            | FaultKind::Sentinel(_) => self.fault_of_service(number, kind).await,
+            _ => {}
         }
     }
 
@@ -677,9 +687,9 @@ impl World {
     async fn nobody_has_anything(&self) {
         let begun = Instant::now();
         loop {
-            let contents = self.servers.iter().map(Server::contents);
-            let has = |of: &Contents| of.waiters > 0 || of.holds > 0;
-            let Some(left) = contents.filter(has).last() else {
+            let mut contents = self.servers.iter().map(Server::contents);
+            let left = contents.find(|of| of.waiters > 0 || of.holds > 0);
+            let Some(left) = left else {
                 return;
             };
             if begun.elapsed() >= LEFT_MAX {

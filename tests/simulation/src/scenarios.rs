@@ -346,8 +346,8 @@ fn scenario<const N: usize>(name: &'static str, story: &'static str, tasks: [Tas
     let count = tasks.iter().map(|task| task.client).max().unwrap_or(0) + 1;
     // Short beside each other: who stands still for two graces has lost session and lease.
     let client = Client {
-        grace: Duration::from_millis(2_000),
-        lease: Duration::from_millis(3_000),
+        grace: Duration::from_secs(2),
+        lease: Duration::from_secs(3),
         response_timeout: Duration::from_millis(400),
         acknowledged: None,
         copies: 1,

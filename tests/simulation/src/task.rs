@@ -178,7 +178,8 @@ impl Task {
         let terms = waits_to_keep.map(|idle| (self.process, locks.clone(), idle, step.lease));
         let kept_place = terms.map(|terms| judge.asked_to_keep(terms));
         let asking = judge.listening.asks(step, self.process, is_own);
-        let call = until_woken(step.drop_when_woken, self.call(step));
+        let call = Box::pin(self.call(step));
+        let call = until_woken(step.drop_when_woken, call);
         let call = self.in_call(step, Calling::Taking, call);
         let call = async { call.await.flatten() };
         let result = match step.drop_after {
@@ -298,8 +299,8 @@ impl Task {
 
     /// A call, unless it is dropped at one of its polls.
     async fn until_dropped<T>(&self, call: impl Future<Output = T>) -> Option<T> {
-        let mut call = pin!(call);
-        poll_fn(|cx| {
+        let mut call = Box::pin(call);
+        poll_fn(move |cx| {
             if (self.polls)() {
                 self.judge.count("dropped at a poll");
                 return Poll::Ready(None);

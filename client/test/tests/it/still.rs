@@ -76,7 +76,7 @@ fn a_server_killed_while_it_stood_still_does_nothing_it_was_sent() -> Result<(),
         server.pause();
         let lock = client.lock("orders");
         let mut call = std::pin::pin!(lock.try_lock());
-        let sent = tokio::time::timeout(Duration::from_millis(50), &mut call).await;
+        let sent = timeout(Duration::from_millis(50), &mut call).await;
         assert!(sent.is_err(), "it stands still");
         let before = server.stats().commands;
         server.crash(false);
