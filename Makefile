@@ -1,7 +1,7 @@
 # The front door. `make` lists what it does; cargo does the work, and CARGO_TARGET_DIR is honoured.
 
 .DEFAULT_GOAL := help
-.PHONY: help run cli test soak chaos simulate model check test-servers prometheus interop languages memcheck fuzz \
+.PHONY: help run cli test soak chaos simulate exhaust model check test-servers prometheus interop languages memcheck fuzz \
 	faults simulate-faults bench plots instructions dist dist-check dist-arm64 dist-debian release-check \
 	install clean
 
@@ -35,6 +35,10 @@ chaos: install ## A storm over real servers and its checkers; CHAOS_SECONDS=, CH
 simulate: install ## Simulate clients, links and servers from seeds; SECONDS=, SEED=, FROM=, FILE=, ONLY=
 	SIMULATE_SECONDS=$(or $(SECONDS),60) SIMULATE_SEED=$(SEED) SIMULATE_FROM=$(FROM) \
 		SIMULATE_FILE=$(FILE) SIMULATE_ONLY=$(ONLY) scripts/simulate
+
+exhaust: install ## Small programs with every fault at every step; PAIRS=1 every pair, SHARD=1/64, PROGRESS=, ONLY=
+	EXHAUST_ONLY=$(ONLY) EXHAUST_SECONDS=$(SECONDS) SHARD=$(SHARD) PROGRESS=$(PROGRESS) \
+		scripts/exhaust $(if $(PAIRS),pairs,singles)
 
 model: install ## Search every state of the protocol's model, within each line of tests/model/bounds.txt
 	@while read -r bounds; do cargo run -q --release -p rlock-model -- $$bounds || exit 1; done < tests/model/bounds.txt

@@ -37,6 +37,7 @@ mod commands;
 mod engine;
 mod keyspace;
 mod life;
+mod moments;
 mod network;
 mod resp;
 mod sentinel;
@@ -44,6 +45,7 @@ mod server;
 mod wire;
 
 pub use engine::Guarded;
+pub use moments::Moment;
 pub use network::{CutOne, Direction, Host, KEEPALIVE, Network};
 pub use sentinel::Sentinel;
 pub use server::{Cluster, Contents, Resharding, Server, Stats};
@@ -67,5 +69,7 @@ pub fn run<T>(seed: u64, test: impl AsyncFnOnce(Network) -> T) -> T {
     #[expect(clippy::expect_used, reason = "a test that cannot begin has failed")]
     let runtime = runtime.expect("a runtime without I/O needs nothing that could be missing");
     let local = tokio::task::LocalSet::new();
+    // What a client's own tasks bring about may begin local tasks: see `Network::observe`.
+    let _entered = local.enter();
     local.block_on(&runtime, async { test(Network::new(seed)).await })
 }

@@ -19,6 +19,7 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep};
 
 use crate::chance::Chance;
+use crate::moments::{self, Moment};
 use crate::sentinel::Sentinel;
 use crate::server::{Cluster, Server};
 use crate::wire::{Courier, End, Wire, ends};
@@ -91,6 +92,7 @@ impl Network {
     ///
     /// It is to be used within a [`tokio::task::LocalSet`], as [`run`](crate::run) does.
     pub fn new(seed: u64) -> Self {
+        moments::set_observer(None);
         let inner = Inner {
             chance: Chance::of(seed),
             started: Instant::now(),
@@ -131,6 +133,16 @@ impl Network {
         let mut sentinels = self.inner.sentinels.borrow_mut();
         sentinels.insert(address.to_owned(), sentinel.clone());
         sentinel
+    }
+
+    /// Tells of each moment in the course of each message, at that moment: what the observer does
+    /// to servers and hosts happens before anything else.
+    ///
+    /// A server that stands still or dies when it is told of a command has not carried it out, and
+    /// one that does so when it is about to send a reply has not sent it. One observer is told at a
+    /// time.
+    pub fn observe(&self, observer: impl Fn(Moment) + 'static) {
+        moments::set_observer(Some(Rc::new(observer)));
     }
 
     /// A host on which a client can run.

@@ -25,6 +25,8 @@ use crate::commands::{self, Client, Connections, Copied, Identity, Reply};
 use crate::engine::{Closing, Engine, Guarded, Listener};
 use crate::keyspace::Keyspace;
 use crate::life::while_alive;
+use crate::moments::{self, Moment};
+use crate::network::Direction;
 use crate::resp::Resp;
 use crate::wire::End;
 pub use cluster::{Cluster, Resharding};
@@ -232,6 +234,18 @@ impl Server {
         self.turned();
     }
 
+    /// Ends all holds of a lock, as `RLOCK.BREAK` by an operator.
+    pub fn break_lock(&self, name: &str) {
+        let words = ["RLOCK.BREAK", name].map(|word| Bytes::copy_from_slice(word.as_bytes()));
+        let mut operator = Client {
+            id: 0,
+            db: 0,
+            written: 0,
+            is_asking: false,
+        };
+        self.inner.call(&mut operator, &words);
+    }
+
     /// Deletes all keys, as `FLUSHALL`.
     pub fn flush(&self) {
         self.inner.engine.borrow_mut().flush();
@@ -401,6 +415,16 @@ impl Inner {
         let mut running = self.running.subscribe();
         // The sender is `self`: there is no other end to this.
         let _ = running.wait_for(|running| *running).await;
+    }
+
+    /// Tells of a moment, at which the server may stop or die.
+    async fn comes_to(&self, moment: Moment) {
+        moments::tell(moment);
+        if !self.is_up.get() {
+            // This life has ended, and its connections are about to hear of it.
+            std::future::pending::<()>().await;
+        }
+        self.is_running().await;
     }
 
     async fn timer(&self) {
@@ -612,20 +636,25 @@ impl Connection {
     /// Ends when the connection is closed, or what comes cannot be read.
     async fn run(&mut self, server: &Inner, mut client: Client) {
         while let Some(args) = self.next().await {
-            server.is_running().await;
+            server.comes_to(Moment::CarriesOut).await;
             let reply = match server.call(&mut client, &args) {
                 Reply::Now(frame) => frame,
-                Reply::Later(listener) => match self.wait(server, listener).await {
-                    Some(frame) => frame,
-                    None => return,
-                },
+                Reply::Later(listener) => {
+                    server.comes_to(Moment::Waits).await;
+                    match self.wait(server, listener).await {
+                        Some(frame) => frame,
+                        None => return,
+                    }
+                }
                 Reply::Copied(copied) => {
+                    server.comes_to(Moment::Waits).await;
                     match self.wait_for_copies(server, copied, client.written).await {
                         Some(frame) => frame,
                         None => return,
                     }
                 }
             };
+            server.comes_to(Moment::Sends(Direction::ToHost)).await;
             let is_last = self.is_sent_away;
             if self.stream.send(reply).await.is_err() || is_last {
                 return;

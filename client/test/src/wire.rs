@@ -13,6 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
+use crate::moments::{self, Moment};
 use crate::network::Direction;
 
 /// One direction of a connection.
@@ -182,6 +183,16 @@ pub(crate) fn ends(wire: &Arc<Wire>, courier: &Arc<Courier>) -> (End, End) {
 }
 
 impl End {
+    /// Sends a message. A server tells by itself that it is about to.
+    fn send_message(&self, bytes: &[u8]) -> io::Result<()> {
+        if self.to == Direction::ToServer {
+            moments::tell(Moment::Sends(self.to));
+        }
+        self.send(bytes)?;
+        moments::tell(Moment::Sent(self.to));
+        Ok(())
+    }
+
     fn send(&self, bytes: &[u8]) -> io::Result<()> {
         let mut ways = self.wire.ways();
         if ways.is_broken {
@@ -217,6 +228,12 @@ impl AsyncRead for End {
             way.reader = Some(cx.waker().clone());
             return Poll::Pending;
         }
+        if length > 0 && self.to == Direction::ToServer {
+            drop(ways);
+            moments::tell(Moment::Reads);
+            ways = self.wire.ways();
+        }
+        let way = ways.of(self.to.back());
         buffer.put_slice(way.arrived.get(..length).unwrap_or_default());
         way.arrived.advance(length);
         Poll::Ready(Ok(()))
@@ -231,7 +248,7 @@ impl AsyncWrite for End {
     ) -> Poll<io::Result<usize>> {
         Poll::Ready(match bytes.len() {
             0 => Ok(0),
-            length => self.send(bytes).map(|()| length),
+            length => self.send_message(bytes).map(|()| length),
         })
     }
 

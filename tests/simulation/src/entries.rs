@@ -52,6 +52,7 @@ impl Entries {
         let silence = |kind| match kind {
             FaultKind::Cut { lasts, .. } | FaultKind::Pause(lasts) => Some(lasts),
             FaultKind::CutOne { lasts, arrives, .. } => arrives.then_some(lasts),
+            FaultKind::DropCall => Some(Duration::ZERO),
             _ => None,
         };
         let faults = schedule.faults.iter();

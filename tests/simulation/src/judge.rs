@@ -18,6 +18,7 @@ use crate::listens::Listening;
 use crate::nodes::Nodes;
 use crate::schedule::{FaultKind, Mode, Schedule};
 use crate::sentinels::Service;
+use crate::steps::{Place, Step};
 use crate::surplus::Surplus;
 use crate::task::Refusal;
 
@@ -32,6 +33,8 @@ pub struct Report {
     pub seen: BTreeMap<&'static str, u64>,
     /// How long it took by the clock of the run.
     pub lasted: Duration,
+    /// The steps at which a fault may come.
+    pub steps: Vec<Step>,
 }
 
 /// A guard of any kind.
@@ -388,6 +391,14 @@ impl Judge {
 
     pub(crate) fn into_report(self: Rc<Self>) -> Report {
         self.report.take()
+    }
+
+    /// The run has come to a step. Its number.
+    pub(crate) fn comes_to(&self, place: Place) -> usize {
+        let at = self.started.elapsed();
+        let steps = &mut self.report.borrow_mut().steps;
+        steps.push(Step { at, place });
+        steps.len().saturating_sub(1)
     }
 
     /// The run is over.

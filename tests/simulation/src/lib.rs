@@ -9,6 +9,7 @@
 )]
 
 mod entries;
+pub mod every;
 pub mod hands;
 pub mod judge;
 mod kept;
@@ -19,9 +20,11 @@ pub mod nodes;
 pub mod permits;
 mod replicas;
 pub mod run;
+pub mod scenarios;
 pub mod schedule;
 pub mod sentinels;
 pub mod shrink;
+pub mod steps;
 pub mod stops;
 mod surplus;
 mod task;

@@ -174,6 +174,7 @@ impl Draw {
                 at: Duration::from_millis(self.0.u64(0..5_000)),
                 kind,
                 server: 0,
+                step: None,
             });
         }
         schedule.faults.sort_by_key(|fault| fault.at);

@@ -5,8 +5,11 @@
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 #![allow(
     clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
     reason = "it counts what it has done itself"
 )]
+
+mod exhaust;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -26,6 +29,9 @@ fn main() -> ExitCode {
             .ok()
             .and_then(|text| text.parse::<u64>().ok())
     };
+    if let Some(what) = text("EXHAUST") {
+        return exhaust::exhaust(&what);
+    }
     if let Some(seed) = number("SIMULATE_SEED") {
         return one(seed);
     }
@@ -141,13 +147,13 @@ fn try_seed(seed: u64, totals: &Mutex<Totals>) {
     }
 }
 
-fn locked(totals: &Mutex<Totals>) -> MutexGuard<'_, Totals> {
-    totals.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Keeps a schedule that fails, to be put among those that every run tries.
-fn keep(seed: u64, schedule: &Schedule) {
-    let path = env::temp_dir().join(format!("rlock-simulation-{seed}.json"));
+fn write_schedule(name: &str, schedule: &Schedule) {
+    let path = env::temp_dir().join(format!("rlock-simulation-{name}.json"));
     let written = serde_json::to_string_pretty(schedule)
         .map_err(io::Error::from)
         .and_then(|text| fs::write(&path, text));
@@ -177,6 +183,6 @@ fn fail(seed: u64, schedule: &Schedule, report: &Report) -> ExitCode {
         println!("{line}");
     }
     println!("make simulate SEED={seed} repeats it");
-    keep(seed, &shortest);
+    write_schedule(&seed.to_string(), &shortest);
     ExitCode::FAILURE
 }

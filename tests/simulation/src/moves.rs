@@ -123,7 +123,12 @@ impl Draw {
         };
         let at = Duration::from_millis(self.0.u64(0..15_000));
         let server = 0;
-        Fault { at, kind, server }
+        Fault {
+            at,
+            kind,
+            server,
+            step: None,
+        }
     }
 
     fn by_keys(&mut self) -> ByKeys {

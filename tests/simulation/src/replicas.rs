@@ -42,7 +42,12 @@ pub(crate) fn add(schedule: &mut Schedule, seed: u64) {
         let kind = draw.choice(kinds).unwrap_or(crash);
         let at = Duration::from_millis(draw.u64(0..20_000));
         let server = place;
-        schedule.faults.push(Fault { at, kind, server });
+        schedule.faults.push(Fault {
+            at,
+            kind,
+            server,
+            step: None,
+        });
         schedule.faults.sort_by_key(|fault| fault.at);
     }
 }

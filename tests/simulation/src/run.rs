@@ -1,6 +1,6 @@
 //! Carrying a schedule out.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use crate::nodes::Nodes;
 use crate::permits::{SetLimit, semaphores};
 use crate::schedule::{self, Fault, FaultKind, Owning, Schedule};
 use crate::sentinels::{self, SERVICE, Service, server_address as address};
+use crate::steps::{self, Place};
 use crate::stops::StopKind;
 use crate::task::{AnyClient, Task};
 
@@ -22,6 +23,12 @@ use crate::task::{AnyClient, Task};
 pub fn run(schedule: &Schedule, is_verbose: bool) -> Report {
     let judge = rlock_test::run(schedule.seed, async |network| {
         let world = Rc::new(World::new(schedule, &network, is_verbose));
+        let witness = Rc::downgrade(&world);
+        network.observe(move |moment| {
+            if let Some(world) = witness.upgrade() {
+                world.comes_to(Place::Message(moment));
+            }
+        });
         world.live().await;
         let judge = Rc::clone(&world.judge);
         world.clients.take();
@@ -42,6 +49,9 @@ struct World {
     shared: RefCell<BTreeMap<usize, Owner>>,
     judge: Rc<Judge>,
     clients: RefCell<Vec<Process>>,
+    /// All processes have connected: steps are counted.
+    have_connected: Cell<bool>,
+    counts_steps: Cell<bool>,
 }
 
 /// A client process.
@@ -116,6 +126,8 @@ impl World {
             nodes,
             shared: RefCell::default(),
             clients: RefCell::new(clients.collect()),
+            have_connected: Cell::default(),
+            counts_steps: Cell::new(true),
         }
     }
 
@@ -178,17 +190,12 @@ impl World {
             }
         }
         let looks = spawn_local(Rc::clone(self).look());
-        for fault in &self.schedule.faults {
+        let faults = self.schedule.faults.iter();
+        for fault in faults.filter(|fault| fault.step.is_none()) {
             spawn_local(Rc::clone(self).fault(*fault));
         }
         self.all_end(tasks).await;
-        if let Some(rest) = self.judge.entries.rest() {
-            sleep(rest).await;
-            if self.judge.entries.are_counted() {
-                self.judge.count("entries counted");
-            }
-            self.judge.look();
-        }
+        self.rest().await;
         looks.abort();
         self.judge.in_order();
         self.nothing_is_left().await;
@@ -223,6 +230,13 @@ impl World {
             setup: *setup,
             judge: Rc::clone(&self.judge),
             latency: self.schedule.latency,
+            polls: {
+                let world = Rc::downgrade(&self);
+                Rc::new(move || {
+                    let world = world.upgrade();
+                    world.is_some_and(|world| world.comes_to(Place::Poll))
+                })
+            },
             stops: {
                 let (world, client) = (Rc::downgrade(&self), plan.client);
                 Rc::new(move |kind| {
@@ -360,8 +374,44 @@ impl World {
     // --- Faults ----------------------------------------------------------------------------------
 
     async fn fault(self: Rc<Self>, fault: Fault) {
-        let Fault { at, kind, server } = fault;
-        sleep(at).await;
+        sleep(fault.at).await;
+        self.fault_now(fault).await;
+    }
+
+    /// The run comes to a step, and its faults begin, if all processes have connected. Whether the
+    /// call is dropped that is about to be polled.
+    fn comes_to(self: &Rc<Self>, place: Place) -> bool {
+        if !self.counts_steps.get() || !self.all_have_connected() {
+            return false;
+        }
+        let number = self.judge.comes_to(place);
+        let faults = self.schedule.faults.iter();
+        let mut drops = false;
+        for fault in faults.filter(|fault| fault.step == Some(number)) {
+            if matches!(fault.kind, FaultKind::DropCall) {
+                drops |= place == Place::Poll;
+            } else {
+                steps::begin(Rc::clone(self).fault_now(*fault));
+            }
+        }
+        drops
+    }
+
+    /// Whether each process has connected that has something to do.
+    fn all_have_connected(&self) -> bool {
+        if !self.have_connected.get() {
+            let clients = self.clients.borrow();
+            let mut tasks = self.schedule.tasks.iter();
+            let has = |process: &Process| process.client.is_some();
+            let all = tasks.all(|task| clients.get(task.client).is_none_or(has));
+            self.have_connected.set(all);
+        }
+        self.have_connected.get()
+    }
+
+    /// Begins at once.
+    async fn fault_now(self: Rc<Self>, fault: Fault) {
+        let Fault { kind, server, .. } = fault;
         self.judge.note(format_args!("server {server}: {kind:?}"));
         let (at, number) = (address(server), server);
         let Some(server) = self.servers.get(server) else {
@@ -413,6 +463,24 @@ impl World {
                 self.judge.count("clock step");
                 server.step_clock_ms(by);
             }
+            FaultKind::Break(_) | FaultKind::Delete(_) | FaultKind::Flush => {
+                self.fault_of_keys(server, kind);
+            }
+            FaultKind::DropCall => {}
+            FaultKind::Failover(_)
+            | FaultKind::Replace(_)
+            | FaultKind::MoveSlot { .. }
+            | FaultKind::Sentinel(_) => self.fault_of_service(number, kind).await,
+        }
+    }
+
+    /// Somebody ends what is held.
+    fn fault_of_keys(&self, server: &Server, kind: FaultKind) {
+        match kind {
+            FaultKind::Break(lock) => {
+                self.judge.count("break");
+                server.break_lock(&name(lock));
+            }
             FaultKind::Delete(lock) => {
                 self.judge.count("delete");
                 server.delete(&name(lock));
@@ -421,10 +489,7 @@ impl World {
                 self.judge.count("flush");
                 server.flush();
             }
-            FaultKind::Failover(_)
-            | FaultKind::Replace(_)
-            | FaultKind::MoveSlot { .. }
-            | FaultKind::Sentinel(_) => self.fault_of_service(number, kind).await,
+            _ => {}
         }
     }
 
@@ -598,6 +663,41 @@ impl World {
                     handle.abort();
                 }
             }
+        }
+    }
+
+    /// All tasks have ended: nobody but the clients does anything. Steps are not counted meanwhile.
+    async fn rest(&self) {
+        self.counts_steps.set(false);
+        let rest = self.judge.entries.rest();
+        if let Some(rest) = self.schedule.rests.or(rest) {
+            sleep(rest).await;
+            if self.judge.entries.are_counted() {
+                self.judge.count("entries counted");
+            }
+            self.judge.look();
+        }
+        if self.schedule.rests.is_some() {
+            self.nobody_has_anything().await;
+        }
+        self.counts_steps.set(true);
+    }
+
+    /// No task has a guard or a call: no hold and no waiter may stay, also while clients live.
+    async fn nobody_has_anything(&self) {
+        let begun = Instant::now();
+        loop {
+            let mut contents = self.servers.iter().map(Server::contents);
+            let left = contents.find(|of| of.waiters > 0 || of.holds > 0);
+            let Some(left) = left else {
+                return;
+            };
+            if begun.elapsed() >= LEFT_MAX {
+                self.judge
+                    .violation(format_args!("left while nobody does anything: {left:?}"));
+                return;
+            }
+            sleep(Duration::from_millis(500)).await;
         }
     }
 

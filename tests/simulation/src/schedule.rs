@@ -45,6 +45,10 @@ pub struct Schedule {
     /// Whether the servers have much else to do: see `Server::make_busy`.
     #[serde(default)]
     pub is_busy: bool,
+    /// So long after its tasks have ended a run rests, whatever goes wrong in it, and then until
+    /// nobody holds anything or waits. None if the judges say for how long, as far as they need it.
+    #[serde(default)]
+    pub rests: Option<Duration>,
 }
 
 /// A client process.
@@ -197,6 +201,9 @@ pub struct Fault {
     pub kind: FaultKind,
     /// At which server, of several.
     pub server: usize,
+    /// It comes at this step of the run, which happens at that time: see [`Steps`](crate::steps).
+    #[serde(default)]
+    pub step: Option<usize>,
 }
 
 /// What goes wrong.
@@ -270,6 +277,10 @@ pub enum FaultKind {
     StepClock(i64),
     /// Somebody deletes this lock.
     Delete(u8),
+    /// An operator ends all holds of this lock.
+    Break(u8),
+    /// The call is dropped whose poll its step is.
+    DropCall,
     /// Somebody deletes all locks.
     Flush,
     /// The replica becomes the primary.
@@ -304,10 +315,11 @@ impl FaultKind {
     pub fn may_break_exclusion(&self, grant_delay: Duration) -> bool {
         match self {
             Self::StepClock(by) => *by > 0,
-            Self::Delete(_) | Self::Flush => true,
+            Self::Delete(_) | Self::Break(_) | Self::Flush => true,
             Self::Crash { loses_keys, .. } => *loses_keys && grant_delay.is_zero(),
             // What those may break for how long that the service knows of, it says itself.
-            Self::Cut { .. }
+            Self::DropCall
+            | Self::Cut { .. }
             | Self::CutOne { .. }
             | Self::HalfOpen { .. }
             | Self::Reset(_)
@@ -352,6 +364,7 @@ impl Schedule {
             | FaultKind::StandStill { lasts, .. }
             | FaultKind::Pause(lasts) => Some(lasts),
             FaultKind::Reset(_) | FaultKind::ResetOne { .. } => Some(RESET),
+            FaultKind::DropCall => Some(Duration::ZERO),
             _ => None,
         };
         let costs: Option<Vec<_>> = self.faults.iter().map(cost).collect();
@@ -429,7 +442,8 @@ impl Schedule {
 
     /// Whether anything goes wrong but calls that are dropped.
     pub fn has_faults(&self) -> bool {
-        !self.faults.is_empty() || stops::are_in(self)
+        let is_other = |fault: &Fault| !matches!(fault.kind, FaultKind::DropCall);
+        self.faults.iter().any(is_other) || stops::are_in(self)
     }
 
     /// Whether each hold ends with a lease of its own, no owner has two of them, and nothing else
@@ -450,6 +464,7 @@ impl Schedule {
         is_one
             && !self.is_busy
             && !self.has_faults()
+            && self.faults.is_empty()
             && self.latency <= Duration::from_millis(50)
             && self.clients.iter().all(|of| of.grace >= BRIEF_MIN)
             && self.tasks.iter().all(task)
@@ -549,6 +564,7 @@ impl Draw {
             limits: Vec::new(),
             faults,
             is_busy: lag.is_none() && self.one_in(3),
+            rests: None,
         };
         stops::add(&mut schedule, seed);
         moves::add(&mut schedule, seed);
@@ -628,7 +644,12 @@ impl Draw {
         };
         let at = self.time(30_000);
         let server = self.0.usize(0..clustered.nodes);
-        Fault { at, kind, server }
+        Fault {
+            at,
+            kind,
+            server,
+            step: None,
+        }
     }
 
     fn acknowledged(&mut self) -> Option<Duration> {
@@ -650,6 +671,7 @@ impl Draw {
             at,
             kind,
             server: 0,
+            step: None,
         }
     }
 
@@ -811,6 +833,7 @@ impl Draw {
                 arrives: true,
             },
             server: 0,
+            step: None,
         });
         faults.collect()
     }
@@ -882,7 +905,12 @@ impl Draw {
         };
         let at = self.time(30_000);
         let server = self.0.usize(0..servers);
-        Fault { at, kind, server }
+        Fault {
+            at,
+            kind,
+            server,
+            step: None,
+        }
     }
 }
 
@@ -943,6 +971,9 @@ impl fmt::Display for Schedule {
             writeln!(f, "{set:?}")?;
         }
         for fault in &self.faults {
+            if let Some(step) = fault.step {
+                write!(f, "step {step}, ")?;
+            }
             writeln!(
                 f,
                 "at {:?}, server {}: {:?}",

@@ -119,6 +119,7 @@ pub(crate) fn add(schedule: &mut Schedule, seed: u64) {
             at: Duration::from_millis(draw.0.u64(0..20_000)),
             kind: FaultKind::StandStill { client, lasts },
             server: 0,
+            step: None,
         });
     }
     schedule.faults.sort_by_key(|fault| fault.at);

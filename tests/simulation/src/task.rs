@@ -77,6 +77,8 @@ pub(crate) struct Task {
     pub(crate) latency: Duration,
     /// Does what is to happen in the midst of a call.
     pub(crate) stops: Rc<dyn Fn(StopKind)>,
+    /// A call is about to be polled: whether it is dropped in place of that.
+    pub(crate) polls: Rc<dyn Fn() -> bool>,
 }
 
 impl Task {
@@ -176,7 +178,8 @@ impl Task {
         let terms = waits_to_keep.map(|idle| (self.process, locks.clone(), idle, step.lease));
         let kept_place = terms.map(|terms| judge.asked_to_keep(terms));
         let asking = judge.listening.asks(step, self.process, is_own);
-        let call = until_woken(step.drop_when_woken, self.call(step));
+        let call = Box::pin(self.call(step));
+        let call = until_woken(step.drop_when_woken, call);
         let call = self.in_call(step, Calling::Taking, call);
         let call = async { call.await.flatten() };
         let result = match step.drop_after {
@@ -290,7 +293,21 @@ impl Task {
                 .note(format_args!("task {number}: {of:?}, {kind:?}"));
             (self.stops)(kind);
         };
-        Stop::within(planned, call, done).await
+        let call = self.until_dropped(call);
+        Stop::within(planned, call, done).await.flatten()
+    }
+
+    /// A call, unless it is dropped at one of its polls.
+    async fn until_dropped<T>(&self, call: impl Future<Output = T>) -> Option<T> {
+        let mut call = Box::pin(call);
+        poll_fn(move |cx| {
+            if (self.polls)() {
+                self.judge.count("dropped at a poll");
+                return Poll::Ready(None);
+            }
+            call.as_mut().poll(cx).map(Some)
+        })
+        .await
     }
 
     /// For so long a guard with this lease lasts in any case: word of the grant was under way for
@@ -518,7 +535,7 @@ impl Task {
         let (judge, number, text) = (&self.judge, self.number, self.judge.new_name());
         let guard = held.guard.borrow();
         let Some(guard) = guard.as_ref() else { return };
-        match guard.echo(&text).await {
+        match self.until_dropped(guard.echo(&text)).await.flatten() {
             None => {}
             Some(Ok(answer)) => {
                 judge.count("run under a lock");
@@ -549,7 +566,8 @@ impl Task {
         while Instant::now() < end && !judge.listening.is_idle() {
             let call = self.until_wanted(listens, held, end);
             let dropped = |_| judge.count("dropped at a poll");
-            match Stop::within(planned.take(), call, dropped).await {
+            let call = self.until_dropped(call);
+            match Stop::within(planned.take(), call, dropped).await.flatten() {
                 None => judge.listening.again(&hearing),
                 Some(None) => {}
                 Some(Some(Ok(()))) => {

@@ -70,6 +70,7 @@ fn fault(at_ms: u64, kind: FaultKind) -> Fault {
         at: ms(at_ms),
         kind,
         server: 0,
+        step: None,
     }
 }
 
@@ -104,6 +105,7 @@ impl Draw {
             limits: Vec::new(),
             faults,
             is_busy: plan.is_busy,
+            rests: None,
         }
     }
 

@@ -1,11 +1,12 @@
 //! A client or a server that stands still, as after SIGSTOP.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use rlock_client::{Client, ClientBuilder, Error};
-use rlock_test::{Direction, Host};
+use rlock_test::{Direction, Host, Moment};
 use tokio::task::yield_now;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 const LEASE: Duration = Duration::from_secs(2);
 
@@ -75,7 +76,7 @@ fn a_server_killed_while_it_stood_still_does_nothing_it_was_sent() -> Result<(),
         server.pause();
         let lock = client.lock("orders");
         let mut call = std::pin::pin!(lock.try_lock());
-        let sent = tokio::time::timeout(Duration::from_millis(50), &mut call).await;
+        let sent = timeout(Duration::from_millis(50), &mut call).await;
         assert!(sent.is_err(), "it stands still");
         let before = server.stats().commands;
         server.crash(false);
@@ -168,6 +169,33 @@ fn a_connection_that_falls_silent_after_a_stall_costs_no_guard() -> Result<(), E
             sleep(Duration::from_secs(12)).await;
             assert!(!guard.is_lost(), "seed {seed}");
             Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_server_that_dies_at_a_moment_has_done_what_came_before_it() -> Result<(), Error> {
+    let before_the_command = (Moment::CarriesOut, 0);
+    let before_its_reply = (Moment::Sends(Direction::ToHost), 1);
+    for (moment, holders) in [before_the_command, before_its_reply] {
+        rlock_test::run(4, async |network| {
+            let server = network.server("locks:6379");
+            let host = network.host();
+            let client = settings(&host).connect("redis://locks:6379").await?;
+            sleep(Duration::from_secs(1)).await;
+
+            let (dying, is_alive) = (server.clone(), Cell::new(true));
+            network.observe(move |at| {
+                if at == moment && is_alive.replace(false) {
+                    dying.crash(false);
+                }
+            });
+            let asked = timeout(Duration::from_millis(10), client.lock("orders").lock()).await;
+            assert!(asked.is_err(), "no reply comes");
+            server.restart();
+            assert_eq!(server.holders("orders").len(), holders, "{moment:?}");
+            Ok::<_, Error>(())
         })?;
     }
     Ok(())

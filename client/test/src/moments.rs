@@ -1,0 +1,43 @@
+//! The moments in the course of a message, told to a test.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crate::network::Direction;
+
+/// A moment in the course of a message between a client and a server or a sentinel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Moment {
+    /// It is about to be sent in this direction.
+    Sends(Direction),
+    /// It is in flight in this direction.
+    Sent(Direction),
+    /// The server has read a command, and is about to carry it out.
+    CarriesOut,
+    /// The server has carried a command out, and its reply waits for something else.
+    Waits,
+    /// The host is about to read what has arrived.
+    Reads,
+}
+
+type Observer = Rc<dyn Fn(Moment)>;
+
+thread_local! {
+    // A host's end of a connection may be sent to another thread, and the observer may not: the
+    // ends do not own it. All of a network runs on one thread.
+    static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
+}
+
+/// From now on each moment in this thread is told to this.
+pub(crate) fn set_observer(observer: Option<Observer>) {
+    OBSERVER.set(observer);
+}
+
+/// The observer may do anything to servers and hosts: no lock may be held here.
+pub(crate) fn tell(moment: Moment) {
+    let observer = OBSERVER.with_borrow(Clone::clone);
+    if let Some(observer) = observer {
+        observer(moment);
+    }
+}

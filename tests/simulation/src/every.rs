@@ -1,0 +1,163 @@
+//! Everything that may go wrong at a step of a small program.
+
+use std::time::Duration;
+
+use crate::scenarios::failover;
+use crate::schedule::{Fault, FaultKind, Schedule, Step};
+use crate::sentinels::Old;
+use crate::stops;
+
+/// All faults that may come at one step, each at each server and for each client.
+pub fn faults(schedule: &Schedule) -> Vec<Fault> {
+    let watched = schedule.watched.map(|_| 1);
+    let nodes = schedule.clustered.map(|of| of.nodes);
+    let servers = watched.or(nodes).unwrap_or(schedule.servers);
+    let mut all = vec![fault(0, FaultKind::DropCall)];
+    for client in 0..schedule.clients.len() {
+        all.extend(of_process(schedule, client).map(|kind| fault(0, kind)));
+    }
+    for server in 0..servers {
+        for client in 0..schedule.clients.len() {
+            let kinds = of_link(schedule, client);
+            all.extend(kinds.into_iter().map(|kind| fault(server, kind)));
+        }
+        let kinds = of_server(schedule);
+        all.extend(kinds.into_iter().map(|kind| fault(server, kind)));
+    }
+    all.extend(of_service(schedule).into_iter().map(|kind| fault(0, kind)));
+    all
+}
+
+fn fault(server: usize, kind: FaultKind) -> Fault {
+    Fault {
+        at: Duration::ZERO,
+        kind,
+        server,
+        step: None,
+    }
+}
+
+/// Half of the grace, nine tenths and twice as long: before, about when and after a client must
+/// give up its session.
+fn about_the_grace(schedule: &Schedule) -> [Duration; 3] {
+    let grace = grace(schedule);
+    [grace / 2, grace * 9 / 10, grace * 2]
+}
+
+fn grace(schedule: &Schedule) -> Duration {
+    let graces = schedule.clients.iter().map(|client| client.grace);
+    graces.max().unwrap_or_default()
+}
+
+fn of_process(schedule: &Schedule, client: usize) -> impl Iterator<Item = FaultKind> {
+    let still = about_the_grace(schedule).map(|lasts| FaultKind::StandStill { client, lasts });
+    still.into_iter().chain([FaultKind::Kill(client)])
+}
+
+/// To the server, from it, both.
+const DIRECTIONS: [(bool, bool); 3] = [(true, false), (false, true), (true, true)];
+
+/// The command connection and the session connection, whichever was opened first.
+const CONNECTIONS: [usize; 2] = [0, 1];
+
+/// What goes wrong between a client and a server.
+fn of_link(schedule: &Schedule, client: usize) -> Vec<FaultKind> {
+    let long = grace(schedule) * 2;
+    // Later than the next message, and than the one after it.
+    let late = schedule.latency * 10;
+    let mut kinds = vec![FaultKind::Reset(client)];
+    for (to_server, to_host) in DIRECTIONS {
+        kinds.push(FaultKind::Cut {
+            client,
+            to_server,
+            to_host,
+            lasts: long,
+        });
+    }
+    for connection in CONNECTIONS {
+        kinds.push(FaultKind::ResetOne { client, connection });
+        for to_server in [true, false] {
+            kinds.push(FaultKind::HalfOpen {
+                client,
+                connection,
+                to_server,
+            });
+        }
+        let cut = |(to_server, to_host), lasts, arrives| FaultKind::CutOne {
+            client,
+            connection,
+            to_server,
+            to_host,
+            lasts,
+            arrives,
+        };
+        kinds.extend(DIRECTIONS.map(|directions| cut(directions, long, true)));
+        // What is in flight is late, or is lost and the connection ends.
+        let (to_server, to_host) = (DIRECTIONS[0], DIRECTIONS[1]);
+        kinds.extend([to_server, to_host].map(|directions| cut(directions, late, true)));
+        kinds.extend([to_server, to_host].map(|directions| cut(directions, late, false)));
+    }
+    kinds
+}
+
+/// What goes wrong at a server.
+fn of_server(schedule: &Schedule) -> Vec<FaultKind> {
+    let mut kinds: Vec<_> = about_the_grace(schedule).map(FaultKind::Pause).into();
+    let crash = |loses_keys| FaultKind::Crash {
+        lasts: Duration::from_millis(50),
+        loses_keys,
+    };
+    kinds.push(crash(false));
+    let has_replicas = schedule.watched.is_some() || schedule.clustered.is_some();
+    if has_replicas {
+        // Keys are lost by failovers there, and nodes have one clock.
+        return kinds;
+    }
+    let leases = schedule.clients.iter().map(|client| client.lease);
+    let lease = i64::try_from(leases.max().unwrap_or_default().as_millis());
+    kinds.push(crash(true));
+    // All leases end.
+    kinds.push(FaultKind::StepClock(lease.unwrap_or(i64::MAX)));
+    for lock in locks(schedule) {
+        kinds.extend([FaultKind::Delete(lock), FaultKind::Break(lock)]);
+    }
+    kinds
+}
+
+/// What goes wrong with a service or a cluster.
+fn of_service(schedule: &Schedule) -> Vec<FaultKind> {
+    let olds = [
+        Old::Waits,
+        Old::Follows,
+        Old::GoesOn,
+        Old::Dies,
+        Old::StandsStill,
+    ];
+    if schedule.watched.is_some() {
+        return olds.map(|old| FaultKind::Failover(failover(old))).into();
+    }
+    let Some(clustered) = schedule.clustered else {
+        return Vec::new();
+    };
+    let mut kinds: Vec<_> = olds.map(|old| FaultKind::Replace(failover(old))).into();
+    for lock in locks(schedule) {
+        kinds.extend((0..clustered.nodes).map(|to| FaultKind::MoveSlot {
+            lock,
+            to,
+            by_keys: None,
+        }));
+    }
+    kinds
+}
+
+/// The locks of a schedule.
+fn locks(schedule: &Schedule) -> Vec<u8> {
+    let steps = stops::steps(schedule);
+    let mut locks: Vec<_> = steps
+        .iter()
+        .flat_map(|step: &&Step| step.locks.clone())
+        .collect();
+    locks.sort_unstable();
+    locks.dedup();
+    locks
+}
