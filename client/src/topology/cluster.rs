@@ -21,18 +21,26 @@ pub(crate) trait Moves: Send + Sync {
 }
 
 impl Router {
+    /// Waits until a node is connected to, or none can be.
     pub(super) async fn cluster_tried(&self) -> Result<(), Error> {
-        self.refresh().await?;
-        let ids = locked(&self.map).slots.ids();
-        let mut tried = Err(Error::no_cluster());
-        for id in ids {
-            let node = self.node(&mut locked(&self.map), &id);
-            tried = node.session.tried().await;
-            if tried.as_ref().err().is_none_or(Error::is_final) {
-                break;
+        loop {
+            self.refresh().await?;
+            let ids = locked(&self.map).slots.ids();
+            let (mut tried, mut is_retired) = (Err(Error::no_cluster()), false);
+            for id in ids {
+                let node = self.node(&mut locked(&self.map), &id);
+                tried = node.session.tried().await;
+                if tried.as_ref().err().is_none_or(Error::is_final) {
+                    return tried;
+                }
+                is_retired |= node.session.is_retired();
             }
+            // Another has taken its place meanwhile.
+            if !is_retired {
+                return tried;
+            }
+            sleep(PAUSE).await;
         }
-        tried
     }
 
     /// Somebody, if nobody is known: that node says who serves it.

@@ -90,11 +90,13 @@ impl State {
         self.present.is_some() && self.broken.is_none() && matches!(self.bound, Some(Ok(_)))
     }
 
-    /// How the first try has ended. An answer that is only late does not end it.
+    /// How the first try has ended. An answer that is only late does not end it; that its node is
+    /// not used any more does.
     fn tried(&self) -> Option<Result<(), Error>> {
         let until = self.present.as_ref().and_then(|present| present.until());
         let is_heard = until.is_some_and(|until| Instant::now() < until);
         match (&self.broken, &self.bound) {
+            _ if self.is_retired => Some(Err(Error::elsewhere())),
             (Some(error), _) if !is_heard => Some(Err(error.clone())),
             (_, Some(bound)) if self.present.is_some() => Some(bound.clone().map(|_| ())),
             _ => None,
