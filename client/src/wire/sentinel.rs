@@ -174,6 +174,7 @@ fn read_address(answer: &Value) -> Option<Address> {
 mod tests {
     use super::*;
     use crate::wire::connection::tests::serve;
+    use crate::wire::endpoint::read;
     use tokio::net::TcpListener;
 
     fn address(host: &str, port: u16) -> Address {
@@ -199,8 +200,8 @@ mod tests {
             for port in ports.iter().copied() {
                 let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
                 let address = listener.local_addr().expect("a port");
-                let client = redis::Client::open(format!("redis://{address}"));
-                sentinels.push(client.expect("a URL"));
+                let url = read(&format!("redis://{address}")).expect("a URL");
+                sentinels.push(redis::Client::open(url).expect("an address"));
                 tokio::spawn(async move {
                     let (socket, _) = listener.accept().await.expect("it connects");
                     let Some(port) = port else {

@@ -90,7 +90,7 @@ fn futures_of_a_quorum_can_be_spawned(
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_could_not_be_asked() {
+async fn a_server_that_is_not_there_is_unavailable_and_a_wrong_url_is_refused() {
     let error = Client::connect("redis://127.0.0.1:1")
         .await
         .expect_err("nobody listens there");
@@ -99,5 +99,5 @@ async fn a_server_that_is_not_there_could_not_be_asked() {
     let error = Client::connect("http://127.0.0.1")
         .await
         .expect_err("not a URL for this");
-    assert!(error.is_unavailable(), "{error}");
+    assert!(error.is_refused(), "{error}");
 }
