@@ -1,5 +1,6 @@
-//! The package for Python, `client/python`: its own tests, in Python, which start their servers, and
-//! `RedBeat` with its lock. They are in a module `python` so that the name of the language selects them.
+//! The package for Python, `client/python`: its own tests, in Python, which start their servers,
+//! and `RedBeat` with its lock. They are in a module `python` so that the name of the language
+//! selects them.
 
 mod python {
     use std::env;

@@ -123,7 +123,9 @@ class _Common:
     ) -> bool:
         link = self._link()
         owner = link.session.new_owner() if token is None else encode(token)
-        wait = self.blocking_timeout if blocking_timeout is None else blocking_timeout  # type: ignore[attr-defined]
+        wait = blocking_timeout
+        if wait is None:
+            wait = self.blocking_timeout  # type: ignore[attr-defined]
         if not (self.blocking if blocking is None else blocking):  # type: ignore[attr-defined]
             wait = 0.0
         try:

@@ -1,8 +1,8 @@
 //! The steps of a run, and faults that come at a step in place of a time.
 //!
 //! A step is a moment in the course of a message, or a poll of a call. A run is deterministic, so
-//! until its fault comes it is the run without a fault: a step has the same number and time in both.
-//! Steps are counted from the moment at which all processes have connected.
+//! until its fault comes it is the run without a fault: a step has the same number and time in
+//! both. Steps are counted from the moment at which all processes have connected.
 
 use std::pin::Pin;
 use std::task::{Context, Waker};
