@@ -1,4 +1,4 @@
-"""The decisions alone, without a server: the clock stands still, and the replies are written here."""
+"""The decisions alone, without a server: a clock that stands still, and written replies."""
 
 import math
 
