@@ -359,11 +359,11 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// - Unavailable: a URL or a certificate cannot be read, nobody answers there, or the server
-    ///   is a replica.
+    /// - Unavailable: nobody answers there, or the server is a replica.
     /// - Module not loaded, refused: the server's answer, such as that it does not know the
     ///   password or that the user may not call the commands; or that of all the sentinels.
-    /// - Refused too: a setting is out of its bounds, which the error names. Nothing is asked then.
+    /// - Refused too: a setting is out of its bounds, which the error names; a URL or a certificate
+    ///   cannot be read. Nothing is asked then.
     ///
     /// # Panics
     ///
@@ -384,10 +384,9 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// - Unavailable: no URL, or one cannot be read; none of the nodes answers, or no primary can
-    ///   be reached.
+    /// - Unavailable: no URL; none of the nodes answers, or no primary can be reached.
     /// - Module not loaded, refused: a node's answer, such as that it is not part of a cluster.
-    /// - Refused too: a setting is out of its bounds, or not for a cluster.
+    /// - Refused too: a setting is out of its bounds, or not for a cluster; a URL cannot be read.
     ///
     /// # Panics
     ///

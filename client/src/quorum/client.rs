@@ -199,11 +199,11 @@ impl QuorumBuilder {
     ///
     /// # Errors
     ///
-    /// - Unavailable: fewer than a majority can be reached; a URL cannot be read; the number is
-    ///   even or too small; a server is named twice, by one address or by two that turn out to lead
-    ///   to the same server. Where that turns out later one of the two has no vote.
+    /// - Unavailable: fewer than a majority can be reached; or two addresses turn out to lead to the
+    ///   same server. Where that turns out later one of the two has no vote.
     /// - Module not loaded, refused: the answer of so many that no majority is left.
-    /// - Refused too: a setting is out of its bounds, or not for a quorum. Nothing is asked then.
+    /// - Refused too: a setting is out of its bounds, or not for a quorum; a URL cannot be read; the
+    ///   number is even or too small; a server is named twice. Nothing is asked then.
     ///
     /// The error says it of [every server](QuorumError::servers).
     ///
@@ -242,7 +242,7 @@ fn connectors<U: AsRef<str>>(
     settings: &ClientBuilder,
     urls: impl IntoIterator<Item = U>,
 ) -> Result<Vec<(Arc<str>, Connector)>, QuorumError> {
-    let no_quorum = |what| QuorumError::new(ErrorKind::Unavailable, what);
+    let no_quorum = |what| QuorumError::new(ErrorKind::Refused, what);
     let mut connectors: Vec<(Arc<str>, Connector)> = Vec::new();
     for (url, number) in urls.into_iter().zip(1..) {
         let connector = settings.connector(url.as_ref());
@@ -278,7 +278,7 @@ mod tests {
         let Err(error) = connectors(&Client::builder(), urls) else {
             panic!("{urls:?}")
         };
-        assert!(error.is_unavailable(), "{error}");
+        assert!(error.kind() == ErrorKind::Refused, "{error}");
         error.to_string()
     }
 
