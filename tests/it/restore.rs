@@ -295,6 +295,67 @@ fn without_restore_a_file_that_has_it_is_not_loaded() {
     assert!(log.contains("unknown command 'restore'"), "{log}");
 }
 
+/// Many servers load a file as the user `default`, and skip what that user may not run: beside a
+/// `RESTORE` that is skipped, the rest of its transaction would make half a lock, held for ever.
+#[test]
+fn a_default_user_without_restore_loses_no_lock_at_a_restart() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let users = "user default on nopass ~* &* +@all -restore\nuser admin on nopass ~* &* +@all\n";
+    fs::write(file.path(), users).unwrap();
+    let path = file.path().display();
+    let mut server = with_aof(Server::builder())
+        .config(&format!("aclfile {path}"))
+        .start();
+    let mut conn = server.connect();
+    let seen = |conn: &mut Conn| {
+        let kinds = ["HGETALL r", "HGETALL m1", "HGETALL m2", "HGETALL w"];
+        let ends = [
+            "PEXPIRETIME r",
+            "PEXPIRETIME m1",
+            "PEXPIRETIME m2",
+            "PEXPIRETIME w",
+        ];
+        let all = kinds.into_iter().chain(ends);
+        all.map(|command| conn.run(command)).collect::<Vec<_>>()
+    };
+    conn.run("RLOCK.ACQUIRE r alice 400000 READ");
+    conn.run("RLOCK.ACQUIRE r bob 300000 READ");
+    conn.run("RLOCK.MACQUIRE alice 600000 2 m1 m2");
+    conn.run("RLOCK.ACQUIRE w alice 600000 WRITE");
+    let mut bob = server.connect();
+    bob.send("RLOCK.ACQUIRE w bob 600000 READ BLOCK 0");
+    until("bob waits", || server.waiting_owners("w").len() == 1);
+    conn.run("RLOCK.RELEASE w alice WRITE");
+    bob.read().held();
+    let before = seen(&mut conn);
+    server.restart();
+    assert_eq!(seen(&mut server.connect()), before);
+}
+
+/// The rights are looked at again and again: no event tells of them.
+#[test]
+fn a_right_to_restore_that_is_taken_away_counts_soon() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let mut feed = Feed::of(&server);
+    let mut is_restored = |name: &str| {
+        conn.take(name, "alice");
+        let news = feed.news();
+        news.iter().any(|command| command.starts_with("RESTORE"))
+    };
+    let mut numbers = (0..).map(|number| format!("k{number}"));
+    let mut until_it_is = |expected| {
+        until("the right counts", || {
+            is_restored(&numbers.next().unwrap()) == expected
+        });
+    };
+    until_it_is(true);
+    assert_eq!(server.run("ACL SETUSER default -restore"), "OK");
+    until_it_is(false);
+    assert_eq!(server.run("ACL SETUSER default +@all"), "OK");
+    until_it_is(true);
+}
+
 #[test]
 fn a_replica_without_restore_lacks_new_locks_unless_told_by_plain_commands() {
     let primary = Server::start();

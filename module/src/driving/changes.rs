@@ -35,7 +35,12 @@ pub(crate) fn follow_server(ctx: Ctx<'_>) {
     ffi::count_expired_keys(ctx);
     look_for_replicas(ctx);
     restore::look_for_limits(ctx);
-    AT_WORK.store(ctx.flags().starting(), Ordering::Relaxed);
+    let is_starting = ctx.flags().starting();
+    if !is_starting {
+        // While the server starts it has not read its users yet.
+        restore::look_for_rights();
+    }
+    AT_WORK.store(is_starting, Ordering::Relaxed);
 }
 
 /// Looks whether the server has replicas. From the first one on we listen to the ends of the event
@@ -162,6 +167,7 @@ impl ServerEvents for Changes {
                 // The server announces a replica only when it is online, not when it begins to
                 // sync.
                 look_for_replicas(ctx);
+                restore::look_for_rights();
                 return tick(ctx);
             }
             ServerEvent::Configured => {
@@ -169,6 +175,7 @@ impl ServerEvents for Changes {
                 state::with(|state| state.locks.set_grant_delay(delay_ms));
                 take_options();
                 restore::look_for_limits(ctx);
+                restore::look_for_rights();
             }
             ServerEvent::Shutdown => return AT_WORK.store(false, Ordering::Relaxed),
             ServerEvent::Flushed(db) => state::with(|state| state.locks.all_changed(db)),

@@ -673,6 +673,24 @@ impl User {
         let key = key.as_str().raw;
         server!(RedisModule_ACLCheckKeyPermissions(self.0, key, access)) == OK
     }
+
+    fn may_run(&self, command: &[&[u8]]) -> bool {
+        let words: Vec<_> = command.iter().map(|word| OwnedStr::new(word)).collect();
+        let mut words: Vec<_> = words.iter().map(|word| word.as_str().raw).collect();
+        let (first, count) = (words.as_mut_ptr(), words.len());
+        let Ok(count) = c_int::try_from(count) else {
+            return false;
+        };
+        server!(RedisModule_ACLCheckCommandPermissions(self.0, first, count)) == OK
+    }
+}
+
+/// Whether the user `default` may run this command: many servers load an append-only file as that
+/// user.
+pub(crate) fn may_default_run(command: &[&[u8]]) -> bool {
+    let name = OwnedStr::new(b"default");
+    let user = server!(RedisModule_GetModuleUserFromUserName(name.as_str().raw));
+    user.is_null() || User(user).may_run(command)
 }
 
 impl Drop for User {

@@ -19,7 +19,7 @@ mod version;
 
 pub(crate) use blocking::{Blocking, Handle, abort_block, block, unblock};
 pub(crate) use call::{
-    Args, Ctx, EventClass, Field, OwnedStr, Presence, Str, address_of, log_warning,
+    Args, Ctx, EventClass, Field, OwnedStr, Presence, Str, address_of, log_warning, may_default_run,
 };
 pub(crate) use command::{
     Access, Argument, ArgumentKind, Command, Keys, Spec, add_category, register,
@@ -68,6 +68,7 @@ macro_rules! required {
 }
 
 required!(
+    RedisModule_ACLCheckCommandPermissions,
     RedisModule_ACLCheckKeyPermissions,
     RedisModule_AbortBlock,
     RedisModule_AvoidReplicaTraffic,

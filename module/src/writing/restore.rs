@@ -1,10 +1,10 @@
 //! A new hash in the form in which `RESTORE` takes it and `DUMP` tells it: one command makes the
 //! hash and sets its end. Every Redis from 7.0 and every Valkey from 8 reads this form.
 
-use crate::ffi::Ctx;
+use crate::ffi::{self, Ctx};
 use crc::{CRC_64_REDIS, Crc, Table};
 use rlock_core::integer;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The longest field or value that a payload has room for.
 const TEXT_LEN_MAX: usize = 64;
@@ -26,6 +26,20 @@ pub(crate) fn look_for_limits(ctx: Ctx<'_>) {
     RESTORED_LEN_MAX.store(longest.min(TEXT_LEN_MAX), Ordering::Relaxed);
 }
 
+/// Whether the user `default` may run `RESTORE`. Many servers load an append-only file as that
+/// user, and of each transaction in it they skip the commands that the user may not run. Beside a
+/// `RESTORE` that was skipped, the other commands of its transaction would make half a lock.
+static MAY_RESTORE: AtomicBool = AtomicBool::new(false);
+
+/// Asks the server for the rights of the user `default`. Called at the load and at each tick: no
+/// event tells of a changed right.
+pub(crate) fn look_for_rights() {
+    let command: [&[u8]; 6] = [
+        b"RESTORE", b"rlock", b"1", b"payload", b"REPLACE", b"ABSTTL",
+    ];
+    MAY_RESTORE.store(ffi::may_default_run(&command), Ordering::Relaxed);
+}
+
 /// A type of the RDB format: a hash whose fields and values are one list, a listpack.
 const HASH_AS_LISTPACK: u8 = 16;
 
@@ -35,10 +49,14 @@ const RDB_VERSION: [u8; 2] = [10, 0];
 /// Looks sixteen bytes up at a time.
 static CHECKSUM: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_REDIS);
 
-/// The hash of these two fields, with its checksum. None if a field or a value is too long.
+/// The hash of these two fields, with its checksum. None if a field or a value is too long, or if
+/// the user `default` may not run `RESTORE`.
 pub(crate) fn payload(fields: [(&[u8], &[u8]); 2]) -> Option<Payload> {
     let [(field, value), (other, its_value)] = fields;
     let texts = [field, value, other, its_value];
+    if !MAY_RESTORE.load(Ordering::Relaxed) {
+        return None;
+    }
     let len_max = RESTORED_LEN_MAX.load(Ordering::Relaxed);
     if texts.iter().any(|text| text.len() > len_max) {
         return None;

@@ -450,7 +450,7 @@ impl Examined {
     }
 
     /// Many servers (Redis 7.0 and 8.0, Valkey 8.0 and 8.1) check each transaction of the file
-    /// against the rights of `default`, and drop the whole of it where one is missing. The others
+    /// against the rights of `default`, and skip what that user may not run. The others
     /// are told too: the version does not say which patches a server has.
     fn loads_its_file(&self, found: &mut Found) {
         if !may_do_everything(&self.default_user) {
