@@ -13,7 +13,7 @@ impl Chance {
         Self(Rc::new(RefCell::new(fastrand::Rng::with_seed(seed))))
     }
 
-    /// A number below this; 0 if there is none.
+    /// A number below this limit; 0 if the limit is 0.
     pub(crate) fn below(&self, limit: u64) -> u64 {
         match limit {
             0 => 0,

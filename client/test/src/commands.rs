@@ -26,16 +26,16 @@ pub(crate) struct Client {
     pub(crate) is_asking: bool,
 }
 
-/// What a command is answered.
+/// The reply to a command.
 pub(crate) enum Reply {
     Now(Frame),
     /// When the listener is woken.
     Later(Listener),
-    /// When so many replicas have what this client has written, or the time is over.
+    /// When enough replicas have this client's writes, or the time is over.
     Copied(Copied),
 }
 
-/// What WAIT and WAITAOF ask for.
+/// The arguments of WAIT and WAITAOF.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copied {
     pub(crate) replicas: i64,
@@ -46,7 +46,7 @@ pub(crate) struct Copied {
 }
 
 impl Copied {
-    /// The answer, if so many replicas have it. What is written is on the disk at once, at
+    /// The reply, if this number of replicas has the writes. A write is on the disk at once, at
     /// replicas too.
     pub(crate) fn answer(&self, replicas: i64) -> Frame {
         if self.on_disk {
@@ -69,7 +69,7 @@ impl Connections {
         open
     }
 
-    /// It has closed by itself, or is to be closed: whether it was open.
+    /// Closes the connection of a client. Returns false if it was closed already.
     pub(crate) fn close(&self, client: u64) -> bool {
         let open = self.0.borrow_mut().remove(&client);
         open.is_some_and(|open| {
@@ -180,7 +180,7 @@ fn wait(who: &Identity<'_>, name: &str, rest: &[Bytes]) -> Reply {
     }
 }
 
-/// What only a primary carries out.
+/// The commands that only a primary carries out.
 const WRITES: [&str; 10] = [
     "RLOCK.ACQUIRE",
     "RLOCK.MACQUIRE",

@@ -17,7 +17,7 @@ pub enum Moment {
     CarriesOut,
     /// The server has carried a command out, and its reply waits for something else.
     Waits,
-    /// The host is about to read what has arrived.
+    /// The host is about to read the bytes that have arrived.
     Reads,
 }
 

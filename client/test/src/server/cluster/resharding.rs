@@ -8,8 +8,8 @@ use super::{Cluster, OnItsWay, slot_of};
 /// [`migrate`](Self::migrate) until no key is left, then [`tell`](Self::tell) each node.
 ///
 /// Meanwhile the old node sends clients on (`ASK`) for keys that are not there any more, and the
-/// new one answers those only who say that they were sent (`ASKING`). Commands for keys of which
-/// some are here and some there are answered `TRYAGAIN`.
+/// new one answers only clients that say that they were sent (`ASKING`). A command gets `TRYAGAIN`
+/// if some of its keys are at one node and some at the other.
 #[derive(Clone, Debug)]
 pub struct Resharding {
     cluster: Cluster,
