@@ -1,4 +1,4 @@
-//! What operators type: who holds what, who waits, and what to do about it.
+//! The commands for operators: they show holders and waiters, and end holds and waits.
 
 mod doctor;
 pub(crate) mod info;
@@ -156,7 +156,7 @@ fn agreed(name: &str, info: &Json) -> Result<bool, Failure> {
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
 }
 
-/// So many are named, of what may be thousands.
+/// A message names this many holders; there may be thousands.
 const NAMED: usize = 5;
 
 /// The holders, and how many permits each has.

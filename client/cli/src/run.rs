@@ -45,7 +45,7 @@ const KILL_AFTER: Duration = Duration::from_secs(1);
 /// How long the queue is left for when a signal ends the wait, if the server does not answer.
 const LEAVE: Duration = Duration::from_secs(2);
 
-/// What was asked for, with the defaults filled in and every bound checked.
+/// The options, with the defaults filled in and every bound checked.
 struct Plan {
     names: Vec<OsString>,
     words: Vec<OsString>,
@@ -170,7 +170,7 @@ impl Plan {
             signal = signals.next() => Err(Failure::by_signal(signal)),
         };
         if held.is_err() {
-            // The wait is given up already, and what was taken of several: this tells the server.
+            // The wait was given up, with the locks that it had so far: this tells the server.
             let _ = timeout(LEAVE, client.shutdown()).await;
         }
         let held = held?;

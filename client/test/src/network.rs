@@ -325,8 +325,7 @@ pub struct CutOne {
 }
 
 impl CutOne {
-    /// Mends both directions, and the bytes in flight arrive. If they shall not arrive, it ends the
-    /// connection.
+    /// Mends both directions, and the bytes in flight arrive; or else ends the connection.
     pub fn end(self, arrives: bool) {
         if arrives {
             self.wire.mend();

@@ -1,4 +1,4 @@
-//! What the client measures, in a process of its own: there is one meter provider in each.
+//! The client's metrics, in a process of its own: each process has one meter provider.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 

@@ -45,17 +45,17 @@ const CLOSES: &str = "CLIENT";
 /// By it a primary tells of new locks, unless `rlock.replicate` is `plain`.
 const RESTORES: &str = "RESTORE";
 
-/// What is wrong with a server.
+/// A fault of a server.
 struct Finding {
     node: String,
-    /// What it is about, one word for scripts.
+    /// Its subject, one word for scripts.
     about: &'static str,
     what: String,
-    /// What to do.
+    /// The steps that mend it.
     advice: &'static str,
 }
 
-/// What a server told of itself. Of what it refused to tell, nothing is found.
+/// The answers of one server. A refusal is a finding; the checks that need that answer are skipped.
 #[derive(Default)]
 struct Examined {
     /// Of INFO.
@@ -70,7 +70,7 @@ struct Examined {
     default_user: Json,
     /// The server's wall clock, ahead of this machine's, in milliseconds.
     clock: Option<i64>,
-    /// What it refused, each with its reason.
+    /// The commands that it refused, each with the reason.
     refused: Vec<(&'static str, String)>,
 }
 
@@ -159,8 +159,8 @@ impl Examined {
         Ok(examined)
     }
 
-    /// What the server says; null, and a note of that, if it refuses to. That it cannot be asked is
-    /// an error.
+    /// The server's reply. If the server refuses to answer, it is null and the refusal is noted.
+    /// That it cannot be asked is an error.
     async fn ask(
         &mut self,
         node: &Node,
@@ -522,7 +522,7 @@ fn without_primary(unserved: i64) -> Option<Finding> {
     })
 }
 
-/// What only several servers show.
+/// Compares the clocks of several servers.
 fn between(clocks: &[i64]) -> Option<Finding> {
     let (earliest, latest) = (clocks.iter().min()?, clocks.iter().max()?);
     let apart = latest.saturating_sub(*earliest);

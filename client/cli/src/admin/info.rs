@@ -1,4 +1,4 @@
-//! `rlock info`: who holds a lock, and who waits; and how that is said by other commands.
+//! `rlock info` shows the holders of a lock and its queue; other commands use the same words.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -11,7 +11,7 @@ use crate::exit::Failure;
 use crate::reply::{field, given, list, number, say, say_json, say_table, shown, text, time};
 use crate::server::Fleet;
 
-/// What the server tells of one lock.
+/// The reply of RLOCK.INFO for one lock.
 pub(super) async fn ask(fleet: &Fleet, name: &OsStr) -> Result<Json, Failure> {
     fleet.ask_for(cmd("RLOCK.INFO").arg(name.as_bytes())).await
 }
@@ -47,7 +47,7 @@ pub(super) async fn info(fleet: &Fleet, options: &Info) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Who holds it: each reader and the writer, each who has permits, or the one holder.
+/// The holders: each reader and the writer, each holder of permits, or the one holder.
 pub(crate) fn holders(info: &Json) -> Vec<&Json> {
     let several = list(info, "holders");
     match (several, field(info, "owner")) {
@@ -70,12 +70,12 @@ fn strange_fields(info: &Json) -> Vec<String> {
         .collect()
 }
 
-/// Who holds it, in a few words.
+/// The holders, in a few words.
 pub(crate) fn who_holds(info: &Json) -> String {
     let holders = holders(info);
     let permits = Permits::of(info);
     let who = match (field(info, "owner"), &holders[..]) {
-        // A writer who reads is there twice.
+        // A writer that also reads is listed twice.
         (Some(owner), _) => shown(owner),
         (None, []) => "-".to_owned(),
         (None, [one]) => text(one.get("owner").unwrap_or(&Json::Null)),
@@ -108,7 +108,7 @@ pub(crate) struct Permits {
 }
 
 impl Permits {
-    /// None for what is no semaphore.
+    /// None if the lock is not a semaphore.
     pub(crate) fn of(info: &Json) -> Option<Self> {
         (field(info, "mode") == Some("permits")).then(|| Self {
             out: number(info, "permits"),
@@ -173,7 +173,7 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// What tells the holders of this lock apart.
+/// The columns in which the holders of this lock differ.
 fn kind_heads(info: &Json) -> &'static [&'static str] {
     match Permits::of(info) {
         Some(_) => &["PERMITS"],

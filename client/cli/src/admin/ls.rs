@@ -191,7 +191,7 @@ async fn describe(
     {
         rest = others;
         for (name, info) in some.iter().zip(node.infos(some).await?) {
-            // It may have been given back meanwhile, or be permits of which none are out.
+            // The lock may have been released meanwhile, or be a semaphore with no permits out.
             let is_used = !holders(&info).is_empty() || number(&info, "waiters") > 0;
             if let Json::Object(mut info) = info
                 && is_used

@@ -34,7 +34,7 @@ pub(crate) enum Wait {
 }
 
 impl Wait {
-    /// What is left of it after what came before.
+    /// The time of the wait that is left since this start.
     fn since(self, start: Instant) -> Self {
         match self {
             Self::Forever => Self::Forever,
@@ -76,8 +76,8 @@ impl<M: 'static> AnyGuard for Guard<M> {
     }
 }
 
-/// All that was asked for. It is one guard, but for several read-write locks, each of which is
-/// taken by itself.
+/// All locks that were asked for: one guard, but for several read-write locks, since each of those
+/// is taken by itself.
 pub(crate) struct Held {
     guards: Vec<Box<dyn AnyGuard>>,
     /// The names as they were given, each with its token.
@@ -201,7 +201,7 @@ impl Held {
         outcome
     }
 
-    /// What the command finds in its environment: a line each, in the same order.
+    /// The variables for the command's environment: a line for each name, in the same order.
     pub(crate) fn variables(&self) -> Vec<(OsString, OsString)> {
         let names: Vec<&OsStr> = self.tokens.iter().map(|(name, _)| &**name).collect();
         let tokens: Vec<_> = self.tokens.iter().map(|(_, t)| t.to_string()).collect();

@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::sys;
 
-/// What ends a wait and is passed on to a command.
+/// The signals that end a wait and are passed on to a command.
 const PASSED_ON: [i32; 6] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -37,7 +37,7 @@ impl Signals {
         Ok(())
     }
 
-    /// What the caller has `rlock` ignore stays ignored, as `nohup` and shells expect.
+    /// Signals that the caller made `rlock` ignore stay ignored, as `nohup` and shells expect.
     pub(crate) fn of(numbers: &[i32]) -> io::Result<Self> {
         let ignored = ignored();
         let heard = numbers.iter().filter(|number| !is_in(ignored, **number));

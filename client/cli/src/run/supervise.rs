@@ -1,4 +1,4 @@
-//! While the command runs: what is heard of the lock, of the command, and from outside.
+//! While the command runs: events of the lock, reports on the command, and signals from outside.
 
 use std::io;
 use std::os::unix::net::UnixStream as Link;
@@ -263,7 +263,7 @@ impl<'a> Supervisor<'a> {
     }
 
     /// A command that stands stopped goes on only now: while it stood, the lock may have been
-    /// granted to another, of which this process has not heard.
+    /// granted to another owner, and this process may not have been told.
     async fn renewed(&mut self, sent: Now, renewed: Result<(), Error>) {
         match renewed {
             Ok(()) => self.deadline.renewed(sent),
@@ -325,8 +325,8 @@ impl<'a> Supervisor<'a> {
         self.end_within(self.plan.kill_after, may_go_on).await;
     }
 
-    /// Asks the command to end, and kills it after this time. What of it stands stopped is made to
-    /// go on and end in good order only if it may: without the lock it would run beside the next
+    /// Asks the command to end, and kills it after this time. Stopped processes are continued, to
+    /// end in good order, only if `may_go_on`: without the lock they would run beside the next
     /// owner.
     async fn end_within(&mut self, kill_after: Duration, may_go_on: bool) {
         let now = Instant::now();
@@ -361,7 +361,7 @@ impl<'a> Supervisor<'a> {
         given_up
     }
 
-    /// What the guardian says; the status, if the command has ended.
+    /// Handles a report of the guardian. Returns the status, if the command has ended.
     async fn report(&mut self, report: Report) -> Result<Option<u8>, Failure> {
         match report {
             Report::Started(pid) => self.group = Some(Group(Pid::from_raw(pid))),
@@ -517,7 +517,7 @@ const ORDERED: Duration = Duration::from_millis(100);
 /// How long after the kill a guardian may take to say so, before it is not waited for.
 const KILLED: Duration = Duration::from_millis(100);
 
-/// How long a process that is to be killed is waited for once the lock is lost.
+/// How long `rlock` waits for a killed process to end once the lock is lost.
 const UNKILLABLE: Duration = Duration::from_secs(10);
 
 /// Between a renewal that failed and the next.

@@ -1,4 +1,4 @@
-//! What operators type, against real locks.
+//! The commands for operators, against real locks.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 
 use crate::program::{output, quiet_status, rlock, status_and_line};
 
-/// What it prints, if it ends so.
+/// The output of a command that ends with this status.
 #[track_caller]
 fn printed(server: &Server, words: &[&str], status: i32) -> String {
     let Output {
@@ -206,7 +206,7 @@ fn why_calls_nothing_a_circle_that_is_none() {
     let server = Server::start();
     let _session = session(&server);
     let mut conn = server.connect();
-    // Both readers wait for one owner, who waits for another lock.
+    // Both readers wait for one owner, which waits for another lock.
     conn.run("RLOCK.ACQUIRE a bob 60000 READ").held();
     conn.run("RLOCK.ACQUIRE a carol 60000 READ").held();
     conn.run("RLOCK.ACQUIRE b dora 60000").held();
@@ -433,7 +433,7 @@ fn limit_tells_sets_and_takes_away() {
         printed(&server, &["limit", "exports", "0"], 0),
         "no limit was set\n"
     );
-    // What has no permits has no limit.
+    // A lock without permits has no limit.
     conn.run("RLOCK.ACQUIRE lock alice 60000").held();
     conn.run("RLOCK.ACQUIRE read alice 60000 READ").held();
     for name in ["lock", "read"] {
@@ -458,7 +458,7 @@ fn limit_tells_sets_and_takes_away() {
     }
 }
 
-/// What the doctor finds, one word each.
+/// The subjects of the doctor's findings.
 #[track_caller]
 fn found(server: &Server, status: i32) -> Vec<String> {
     let report = json(server, &["doctor"], status);
@@ -535,7 +535,7 @@ fn doctor_finds_a_missing_module_and_missing_rights() {
     }
 }
 
-/// What `rename-command` has taken away, at a replica too, which its primary cannot see.
+/// Commands removed by `rename-command`; also at a replica, where the primary does not see it.
 #[test]
 fn doctor_finds_missing_commands() {
     let without = |names: &[&str]| {
@@ -567,7 +567,7 @@ fn doctor_finds_missing_commands() {
         text.contains("it has no RESTORE: unless its primary"),
         "{text}"
     );
-    // What it cannot carry out its primary does not hear of.
+    // A primary does not hear of a command that its replica cannot carry out.
     let replica = without(&["DEL"]).without_module().start();
     let primary = Server::start();
     replica.run(format!("REPLICAOF 127.0.0.1 {}", primary.port()));
@@ -672,7 +672,7 @@ fn who_lacks_a_right_is_told_which() {
         ("rlock.info", &["limit", "job"]),
         ("rlock.limit", &["limit", "job", "3"]),
     ] {
-        // A lock of his own, so that there is one to be asked about.
+        // A lock of alice's, so that there is something to ask about.
         server.run("RLOCK.ACQUIRE job alice 60000").held();
         server.run(format!("ACL SETUSER bob -{command}"));
         let line = said(words);

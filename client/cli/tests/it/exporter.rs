@@ -1,4 +1,4 @@
-//! `rlock exporter`, with Debian's own Prometheus where there is one (`make prometheus`).
+//! `rlock exporter`, and Debian's own Prometheus if it is installed (`make prometheus`).
 
 use std::collections::BTreeSet;
 use std::fs;

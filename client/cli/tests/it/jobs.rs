@@ -13,7 +13,7 @@ use rlock_tests::{Proxy, Server, until};
 
 use crate::program::{PROGRAM, Running, children, has_ended, name, state, url};
 
-/// A shell on a terminal of its own, and what it has written there.
+/// A shell on a terminal of its own, and the text on that terminal.
 struct Shell {
     bash: Running,
     keys: File,

@@ -24,7 +24,7 @@ const CONTENDERS: u64 = 3;
 /// The last of the locks is a semaphore with one permit, which is no other promise.
 const LAST: &str = "lock-5";
 
-/// What happens to a round; most of them have to be killed, for their command would take long.
+/// The fate of a round. Most rounds have to be killed, since their command would take long.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Ends,

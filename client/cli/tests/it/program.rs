@@ -26,7 +26,7 @@ pub(crate) fn url(server: &Server) -> String {
     format!("redis://{}", server.address())
 }
 
-/// What it prints and how it ends.
+/// Its output and its status.
 #[track_caller]
 pub(crate) fn output(server: &Server, words: &[&str]) -> Output {
     rlock(server, words).output().expect("the program runs")

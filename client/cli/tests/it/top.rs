@@ -145,7 +145,7 @@ fn it_shows_hot_locks_sorts_filters_looks_into_one_and_leaves() {
     });
     screen.press(&["Tab"], "sessions", |screen| screen.contains("worker:7"));
     screen.press(&["Tab"], "locks", |screen| first_words(screen).len() == 2);
-    // What changes is seen.
+    // A change shows on the screen.
     conn.run("RLOCK.CANCEL apple dora");
     screen.press(&[], "one lock is left", |screen| {
         first_words(screen) == ["pear"]
@@ -165,7 +165,7 @@ fn it_shows_hot_locks_sorts_filters_looks_into_one_and_leaves() {
     });
 }
 
-/// Otherwise the shell that comes next would show nothing of what is typed.
+/// Otherwise the next shell would not show the keys that are typed.
 #[test]
 fn a_signal_ends_it_and_the_terminal_is_given_back() {
     for signal in ["TERM", "HUP"] {

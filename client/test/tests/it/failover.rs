@@ -1,4 +1,4 @@
-//! Replicas that lag, failovers that lose what they have not got, and sentinels that tell of them.
+//! Replicas that lag, failovers that lose writes not yet copied, and sentinels that announce them.
 
 use std::time::Duration;
 
