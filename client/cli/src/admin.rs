@@ -18,7 +18,7 @@ use crate::exit::Failure;
 use crate::reply::{given, number, say, say_json, say_table, shown, text, time};
 use crate::server::Fleet;
 
-/// Carries the command out; its status.
+/// Carries the command out, and returns its status.
 pub(crate) fn carry_out(command: Command, connection: &Connection) -> Result<u8, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -1,4 +1,4 @@
-//! `rlock exporter`: what `INFO rlock` of every node says, for Prometheus.
+//! `rlock exporter`: the fields of `INFO rlock` of every node, for Prometheus.
 
 mod metrics;
 
@@ -23,8 +23,8 @@ use crate::exit::{Failure, warn};
 use crate::exporter::metrics::{Scrape, page};
 use crate::server::{Found, Node, all_of};
 
-/// Finding the nodes may take so long, and asking all of them at once again so long: together less
-/// than the 10 s that Prometheus waits, which would else know nothing of any node.
+/// Finding the nodes may take this long, and asking all of them at once this long again. Together
+/// that is less than the 10 s that Prometheus waits: a timeout there would hide every node.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 /// This many connections are served at once; the next ones wait to be accepted. Each costs a
@@ -53,7 +53,7 @@ async fn accept(listen: SocketAddr, connection: &Connection) -> Result<u8, Failu
     let cannot = |error| Failure::unavailable(format!("cannot listen on {listen}: {error}"));
     let listener = TcpListener::bind(listen).await.map_err(cannot)?;
     let address = listener.local_addr().map_err(cannot)?;
-    // Heard because in a container, as process 1, nothing ends it that it does not hear.
+    // As process 1 of a container it is ended only by signals that it handles.
     let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
     warn(format!("metrics are at http://{address}/metrics"));

@@ -1,6 +1,6 @@
 //! Permits as they are typed: `2/5` is two of five; a bare `2` leaves the limit to `rlock limit`.
 
-/// So many may be out at most, and asked for at once.
+/// The highest limit, and the most permits that one call may ask for.
 const MOST: u32 = 2_147_483_647;
 
 /// The permits that `rlock run` asks for.
@@ -33,7 +33,7 @@ pub(crate) fn parse_limit(text: &str) -> Result<u32, String> {
 
 /// A number, or the bounds that it is outside of.
 fn number(text: &str, least: u32) -> Result<u32, String> {
-    // A sign is none of it.
+    // A sign is not a digit.
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|_| digits);
     let within = number.filter(|number| (least..=MOST).contains(number));

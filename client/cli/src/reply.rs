@@ -46,8 +46,8 @@ pub(crate) fn given(name: &OsStr) -> String {
     words(name.as_bytes())
 }
 
-/// As a terminal may get it. Only what would steer it is escaped: control characters, ends of
-/// lines, and what turns the direction of writing round.
+/// Text that is safe for a terminal. Only characters that would steer it are escaped: control
+/// characters, ends of lines, and marks that change the direction of writing.
 pub(crate) fn shown(text: &str) -> String {
     let mut shown = String::new();
     for char in text.chars() {
@@ -122,7 +122,7 @@ pub(crate) fn say_json(value: &Json) -> Result<(), Failure> {
     say(format!("{value:#}"))
 }
 
-/// Columns under their names, as wide as their widest.
+/// Columns under their names, each as wide as its widest cell.
 pub(crate) fn say_table(heads: &[&str], rows: &[Vec<String>]) -> Result<(), Failure> {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));

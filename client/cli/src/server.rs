@@ -124,8 +124,7 @@ pub(crate) fn right_in(refusal: &str) -> Option<String> {
     Some(quoted.map_or_else(|| "~NAME".to_owned(), |command| format!("+{command}")))
 }
 
-/// The nodes that were found: the server, or the primaries of a cluster. One at least, reached or
-/// not.
+/// The nodes that were found: the server, or a cluster's primaries. One at least, reached or not.
 pub(crate) struct Found {
     pub(crate) nodes: Vec<Node>,
     /// The addresses of those that could not be connected to.
@@ -204,7 +203,7 @@ impl Fleet {
     /// The reply of the node that has this lock.
     pub(crate) async fn ask_for(&self, command: &Cmd) -> Result<Json, Failure> {
         let mut node = &self.first;
-        // Once more, for a node that is sent to by another.
+        // Twice, since the first node may send on to another.
         for _ in 0..2 {
             match node.ask(command).await {
                 Err(error) if error.code() == Some("MOVED") => {
@@ -281,7 +280,7 @@ pub(crate) async fn all_of<T: Send + 'static>(
     outcomes
 }
 
-/// A server that takes longer for a connection is not there.
+/// A server that takes longer for a connection counts as unreachable.
 const CONNECTED: Duration = Duration::from_secs(2);
 
 /// A list of all waiters of a busy server takes its time.
@@ -300,7 +299,7 @@ pub(crate) fn address_of(info: &ConnectionInfo) -> String {
 async fn open(connection: &Connection, info: ConnectionInfo) -> Result<Node, Failure> {
     let address = address_of(&info);
     let settings = info.redis_settings().clone();
-    // Its maps are maps.
+    // With RESP3 the server sends maps as maps.
     let info = info.set_redis_settings(settings.set_protocol(ProtocolVersion::RESP3));
     let connected = match client(connection, info)? {
         Ok(client) => {
@@ -365,7 +364,7 @@ async fn primary_of(
     at(service, &format!("{}:{}", part(0), part(1)))
 }
 
-/// So many locks are asked for at once: a queue may be long, and the answers are kept in memory.
+/// How many locks are asked for at once: a queue may be long, and the answers are kept in memory.
 pub(crate) const AT_ONCE: usize = 100;
 
 /// How many slots a cluster has.
@@ -439,7 +438,7 @@ fn at(info: ConnectionInfo, address: &str) -> Result<ConnectionInfo, Failure> {
     Ok(info.set_addr(there))
 }
 
-/// How a URL says it.
+/// The connection that a URL describes.
 pub(crate) fn read_url(url: &str) -> Result<ConnectionInfo, Failure> {
     let info = url.into_connection_info();
     info.map_err(|error| Failure::usage(format!("a URL cannot be read: {error}")))

@@ -35,10 +35,10 @@ struct State {
     sessions: bool,
 }
 
-/// Keys are read between two looks, and the server has other work.
+/// Keys are read between two samples, and the server has other work.
 const AT_MOST_EVERY: Duration = Duration::from_millis(100);
 
-/// So often keys are looked for while the server is asked.
+/// How often keys are read while the server is asked.
 const KEYS_EVERY: Duration = Duration::from_millis(50);
 
 /// Until the user leaves, or a signal ends it.

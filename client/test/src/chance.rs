@@ -1,4 +1,4 @@
-//! The one source of chance of a world: the same seed, the same world.
+//! The one source of random numbers of a network: the same seed gives the same numbers.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -81,7 +81,7 @@ impl Connections {
 
 /// How the server speaks of itself.
 pub(crate) struct Identity<'a> {
-    /// Which server, and its how manieth life.
+    /// The number of the server, and of its life.
     pub(crate) run_id: (u64, u64),
     pub(crate) is_replica: bool,
     pub(crate) connections: &'a Connections,
@@ -89,7 +89,7 @@ pub(crate) struct Identity<'a> {
     pub(crate) membership: Option<&'a Membership>,
 }
 
-/// Of a server and of its life, one from each start to the next.
+/// The id of one life of a server, from a start to the next.
 pub(crate) fn run_id((id, life): (u64, u64)) -> String {
     format!("{id:016x}{life:024x}")
 }
@@ -99,7 +99,7 @@ impl Identity<'_> {
         run_id(self.run_id)
     }
 
-    /// By which a client knows this server again: in a cluster the node's id.
+    /// The id by which a client recognises this server: in a cluster the node's id.
     fn server_id(&self) -> String {
         let membership = self.membership;
         membership.map_or_else(|| self.run_id(), Membership::node_id)
@@ -342,7 +342,7 @@ fn rlock(
     Ok(Reply::Now(frame))
 }
 
-/// Of the server's commands those that are about no keys, since there are none but locks here.
+/// Only commands of the server that name no keys, since all keys here are locks.
 fn guard(engine: &mut Engine, rest: &[Bytes], db: i32, now: Now) -> Result<Frame, CommandError> {
     let request = request::Guard::parse(rest.iter().map(|arg| &arg[..]))?;
     // Among `rest` there is no name before it.

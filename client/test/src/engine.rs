@@ -127,7 +127,7 @@ impl Engine {
         engine
     }
 
-    /// Nobody serves these keys.
+    /// A server that is down: its keys are not served.
     pub(crate) fn dead(keys: Keyspace) -> Self {
         Self {
             keys,
@@ -425,7 +425,7 @@ impl Engine {
         }
     }
 
-    /// In a cluster, refuses permits where the limit that is set for all cannot be looked at.
+    /// In a cluster, refuses permits where the limit that is set for all cannot be read.
     pub(crate) fn check_limit_slot(
         &self,
         name: &[u8],
@@ -464,14 +464,14 @@ impl Engine {
         self.locks.all_changed(None);
     }
 
-    /// Somebody else deletes a key.
+    /// Another client deletes a key.
     pub(crate) fn delete(&mut self, db: i32, name: &[u8]) {
         if self.keys.delete(db, name) {
             self.locks.changed(LockRef { db, name });
         }
     }
 
-    /// Somebody else deletes all keys.
+    /// Another client deletes all keys.
     pub(crate) fn flush(&mut self) {
         self.keys.clear();
         self.locks.all_changed(None);
@@ -493,7 +493,7 @@ impl Engine {
         self.strain = Some(chance);
     }
 
-    /// Whether it happens that is strange, and happens only to a server that is busy.
+    /// Whether something happens now that happens only to a busy server.
     fn is_strained(&self, one_in: u64) -> bool {
         let strain = self.strain.as_ref();
         strain.is_some_and(|chance| chance.below(one_in) == 0)
@@ -759,5 +759,5 @@ impl Found {
 /// As `rlock.fence-guard-ms` by default.
 const FENCE_GUARD_MS: i64 = 10_000;
 
-/// So many thousand tokens one node is ahead of the other.
+/// How far the tokens of one node are ahead of the other's, in thousands.
 const NODES_APART_MS: i64 = 100;

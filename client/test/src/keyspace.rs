@@ -1,4 +1,4 @@
-//! The keys of a server in memory, and what the core is shown of them.
+//! The keys of a server in memory, and the states that the core reads of them.
 //!
 //! It reads as the module does (`module/src/reading/`), from a map.
 
@@ -14,7 +14,7 @@ use crate::server::slot_of;
 
 type Fields = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Readers with what their fields say.
+/// Readers with the counts in their fields.
 pub(crate) type ReaderCounts = Vec<(Box<[u8]>, Count)>;
 
 /// A key of a database.
@@ -37,7 +37,7 @@ pub(crate) struct Entry {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Keyspace {
     keys: BTreeMap<Place, Entry>,
-    /// Keys that were found expired, and that nobody was told of yet.
+    /// Keys that were found expired, until the core is told of them.
     expired: Vec<Place>,
     /// How much was written so far.
     written: u64,
@@ -111,7 +111,7 @@ impl Keyspace {
         }
     }
 
-    /// Deletes a key as somebody else would. Whether it was there.
+    /// Deletes a key as another client would. Returns whether it was there.
     pub(crate) fn delete(&mut self, db: i32, name: &[u8]) -> bool {
         self.wrote();
         self.keys.remove(&(db, name.to_vec())).is_some()

@@ -135,8 +135,8 @@ impl Network {
         sentinel
     }
 
-    /// Tells of each moment in the course of each message, at that moment: what the observer does
-    /// to servers and hosts happens before anything else.
+    /// Tells of each moment in the course of each message, at that moment: changes that the
+    /// observer makes to servers and hosts come before anything else.
     ///
     /// A server that stands still or dies when it is told of a command has not carried it out, and
     /// one that does so when it is about to send a reply has not sent it. One observer is told at a
@@ -163,7 +163,7 @@ impl Network {
     }
 }
 
-/// A host on which a client runs: what lies between it and the servers.
+/// A host on which a client runs, with its links to the servers.
 #[derive(Clone, Debug)]
 pub struct Host {
     inner: Rc<HostInner>,
@@ -180,7 +180,7 @@ struct HostInner {
     dials: Cell<u64>,
 }
 
-/// A connection that somebody wants.
+/// A call for a connection.
 #[derive(Debug)]
 struct Call {
     address: String,
@@ -268,7 +268,7 @@ impl Host {
         }
     }
 
-    /// How often somebody here wanted a connection.
+    /// How often clients on this host called for a connection.
     pub fn dials(&self) -> u64 {
         self.inner.dials.get()
     }
@@ -290,7 +290,7 @@ struct Process(Mutex<Standing>);
 #[derive(Debug, Default)]
 struct Standing {
     is_still: bool,
-    /// Its tasks that had something to do meanwhile.
+    /// Its tasks that were woken while it stood still.
     woken: Vec<Waker>,
 }
 
@@ -441,7 +441,7 @@ impl HostInner {
     async fn connect(self: Rc<Self>, call: Call) {
         let link = self.link(&call.address);
         self.dials.set(self.dials.get().saturating_add(1));
-        // Refused at once and tried again at once would be for ever: no time would go by.
+        // Otherwise a client that retries at once would do so for ever: no time would go by.
         sleep(Duration::from_millis(1)).await;
         for direction in [Direction::ToServer, Direction::ToHost] {
             sleep(self.courier.delay()).await;
@@ -451,7 +451,7 @@ impl HostInner {
             return;
         }
         if self.is_dead.get() {
-            // Nobody answers: a dead process hears nothing.
+            // There is no answer: the process is dead.
             return std::future::pending().await;
         }
         let Some(peer) = self.network.peer(&call.address) else {
@@ -466,6 +466,5 @@ impl HostInner {
     }
 }
 
-/// After so long a server hears that a peer does not answer, which is not told that the connection
-/// has ended.
+/// After this time a server notices that the peer of a half-open connection does not answer.
 pub const KEEPALIVE: Duration = Duration::from_secs(60);

@@ -108,7 +108,7 @@ pub struct Stats {
     pub renewals: u64,
     /// Commands that were sent on to where their keys have gone (`ASK`).
     pub asked: u64,
-    /// Commands that were to be tried again, since of their keys some had gone (`TRYAGAIN`).
+    /// Commands that were refused with `TRYAGAIN`, since some of their keys had gone.
     pub tried_again: u64,
 }
 
@@ -132,10 +132,10 @@ const EPOCH_MS: i64 = 1_700_000_000_000;
 const UNBLOCKED: &str =
     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
 
-/// So often keys are looked through that have expired, and the wall clock is looked at.
+/// How often it looks for expired keys, and reads the wall clock.
 const CRON: Duration = Duration::from_millis(100);
 
-/// So many microseconds at most one server counts ahead of the other.
+/// Servers count the lives of sessions from moments that differ by less than this, in microseconds.
 const APART_US: u64 = 1_000;
 
 /// How late a busy server does something at most.
@@ -207,13 +207,13 @@ impl Server {
         self.resume();
     }
 
-    /// Sets the wall clock by so much, forwards or back: leases follow it.
+    /// Sets the wall clock forwards or back by this time: leases follow it.
     pub fn step_clock_ms(&self, by: i64) {
         let ahead = self.inner.wall_offset_ms.get().saturating_add(by);
         self.inner.wall_offset_ms.set(ahead);
     }
 
-    /// As `rlock.grant-delay-ms`: from the next start on no lock is granted for so long.
+    /// As `rlock.grant-delay-ms`: from the next start on no lock is granted for this time.
     pub fn set_grant_delay(&self, delay: Duration) {
         let ms = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
         self.inner.grant_delay_ms.set(ms);
@@ -254,7 +254,7 @@ impl Server {
 
     // --- To look at ------------------------------------------------------------------------------
 
-    /// Its run id, which `RLOCK.BIND` tells outside a cluster. After a restart it has another.
+    /// Its run id, which `RLOCK.BIND` returns outside a cluster. After a restart it has another.
     pub fn run_id(&self) -> String {
         commands::run_id((self.inner.id, self.inner.lives.get()))
     }

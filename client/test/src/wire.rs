@@ -105,7 +105,7 @@ impl Wire {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether somebody has it still.
+    /// Whether an end of it is still open.
     pub(crate) fn is_open(&self) -> bool {
         let ways = self.ways();
         !ways.is_broken && ways.closed < 2

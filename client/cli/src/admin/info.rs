@@ -89,21 +89,21 @@ pub(crate) fn who_holds(info: &Json) -> String {
     }
 }
 
-/// For how long the one that holds it longest has held it, in milliseconds; null if nobody knows.
+/// How long the longest holder has held it, in milliseconds; null if that is not known.
 pub(crate) fn longest_held(info: &Json) -> Json {
     let holders = holders(info).into_iter();
     let held = holders.filter_map(|one| one.get("held-ms").and_then(Json::as_i64));
     Json::from(held.max())
 }
 
-/// How many permits are out, and how many wait for some.
+/// How many permits are out, and how many callers wait for permits.
 #[derive(Default)]
 pub(crate) struct Permits {
     out: i64,
     /// The limit that is set for all.
     limit: Option<i64>,
     waiters: i64,
-    /// How many the first waiter asks for: nobody passes it.
+    /// How many permits the first waiter asks for: no other waiter passes it.
     first_asks: i64,
 }
 

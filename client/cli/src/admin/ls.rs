@@ -39,7 +39,7 @@ pub(crate) async fn ls(fleet: &Fleet, options: &Listing) -> Result<u8, Failure> 
     Ok(0)
 }
 
-/// A lock as it is printed. There may be a million: what the server told is not kept.
+/// A lock as it is printed. There may be a million, so the server's replies are not kept.
 struct Found {
     waiters: i64,
     /// A table's; or one, which is all of it as JSON.
@@ -209,7 +209,7 @@ async fn describe(
 /// The locks of one server that have been found.
 struct Locks {
     all: Vec<Found>,
-    /// So many are printed.
+    /// The greatest number of locks that are printed.
     most: usize,
     as_json: bool,
     seen: HashSet<Vec<u8>>,

@@ -222,7 +222,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// So deep is shown, which is fifty locks. Each step is a line that begins farther to the right.
+/// The depth that is shown: fifty locks. Each step is a line that begins farther to the right.
 const DEPTH_MAX: u64 = 100;
 
 fn depth(step: &Json) -> u64 {
@@ -269,7 +269,7 @@ fn line(step: &Json) -> String {
             Some(session) => format!("session {}, client {}", shown(session), of("client-id")),
             None => "no session".to_owned(),
         };
-        // Of a holder without a session that nobody waited for, the server does not know it.
+        // The server does not know it for a holder without a session that no owner waited for.
         let held = match step.get("held-ms") {
             Some(ms) if !ms.is_null() => format!(" for {}", time(ms)),
             _ => String::new(),

@@ -1,4 +1,4 @@
-//! Until when the command may run: on a clock that goes on while the machine is suspended.
+//! The deadline of the command, on a clock that goes on while the machine is suspended.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ impl Deadline {
         }
     }
 
-    /// The deadline, if the guard says this now.
+    /// The deadline, if the guard's `valid_for` is this now.
     pub(crate) fn advance(&mut self, now: Now, valid_for: Duration) -> Duration {
         let suspended = now.all.saturating_sub(now.awake);
         if suspended > self.suspended.saturating_add(TOLERANCE) {

@@ -15,17 +15,17 @@ use crate::permits::Asked;
 /// How a name is locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A plain lock, which one holds.
+    /// A plain lock, which has one holder.
     Plain,
     /// A read-write lock, together with other readers.
     Read,
     /// A read-write lock, alone.
     Write,
-    /// So many permits of a semaphore.
+    /// Permits of a semaphore.
     Permits(Asked),
 }
 
-/// For how long it is waited.
+/// How long `rlock` waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     Forever,
@@ -173,7 +173,7 @@ impl Held {
         Ok(Self { guards, tokens })
     }
 
-    /// For how long they may all be called held, as [`Guard::valid_for`].
+    /// How long all of them are held for certain, as [`Guard::valid_for`].
     pub(crate) fn valid_for(&self) -> Duration {
         let each = self.guards.iter().map(|guard| guard.valid_for());
         each.min().unwrap_or_default()
@@ -192,7 +192,7 @@ impl Held {
         Ok(())
     }
 
-    /// Gives all back, and tells the first thing that went wrong.
+    /// Gives all back, and returns the first error.
     pub(crate) async fn unlock(self) -> Result<(), Error> {
         let mut outcome = Ok(());
         for guard in self.guards {

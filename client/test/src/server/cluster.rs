@@ -73,7 +73,7 @@ enum Slot {
 /// Why a command cannot be carried out at a node.
 pub(crate) enum Misrouted {
     CrossSlot,
-    /// Of its keys some are here, and others not.
+    /// Some of its keys are here, and others are not.
     TryAgain,
     Ask {
         slot: u16,
@@ -236,7 +236,7 @@ impl Membership {
         }
     }
 
-    /// Why a command cannot be carried out here, if it names keys and cannot. A replica sends all
+    /// Why a command that names keys cannot be carried out here, if so. A replica sends all of them
     /// to its primary.
     pub(crate) fn refuses(
         &self,

@@ -1,4 +1,4 @@
-//! Replication: what a primary writes reaches its replicas a little later.
+//! Replication: a primary's writes reach its replicas a little later.
 //!
 //! A replica is sent all keys after each step that has written something, and takes them over in
 //! that order: it has the keys that its primary had some time ago.
@@ -132,8 +132,8 @@ impl Server {
         clients.cancel();
     }
 
-    /// How much this replica has of what its primary has written. Of two, the one with less has
-    /// not heard of all that the other has.
+    /// How much of its primary's writes this replica has. A replica with a lower offset lacks
+    /// writes that another has.
     pub fn offset(&self) -> u64 {
         self.inner.replication.copied.get()
     }
@@ -278,5 +278,5 @@ impl Inner {
     }
 }
 
-/// After so long a replica tries again to connect to its primary.
+/// A replica tries again after this time to connect to its primary.
 const CONNECT_AGAIN: Duration = Duration::from_secs(1);
