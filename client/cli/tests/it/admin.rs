@@ -297,7 +297,7 @@ fn break_needs_a_yes_and_cancel_a_waiter() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // It may have refused before it is written to.
+    // It may have refused before the test writes to it.
     let _ = piped.stdin.take().unwrap().write_all(b"y\n");
     assert_eq!(
         piped.wait().unwrap().code(),
@@ -315,7 +315,7 @@ fn break_needs_a_yes_and_cancel_a_waiter() {
     assert_eq!(server.holder("a"), None);
 }
 
-/// As it is printed, without what differs from run to run.
+/// The printed text, without the parts that differ from run to run.
 #[track_caller]
 fn lines(server: &Server, words: &[&str], status: i32) -> Vec<String> {
     let text = printed(server, words, status);
@@ -347,7 +347,7 @@ fn permits_are_shown_with_their_limit_holders_and_waiters() {
     assert_eq!(quiet_status(&server, &["limit", "exports", "5"]), 0);
     conn.run(acquire("bob", "PERMITS 2")).held();
     let _dora = server.blocked_in(&acquire("dora", "PERMITS 3 BLOCK 0"));
-    // One is free, and nobody passes dora.
+    // One permit is free, and no waiter passes dora.
     let _erin = server.blocked_in(&acquire("erin", "PERMITS 1 BLOCK 60000"));
     conn.cmd(&["HSET", "exports", "odd", "1"]);
     let listed = "exports permits 4/5 permits: 2 holders … … 2";
@@ -494,7 +494,7 @@ fn doctor_finds_each_thing_that_is_unsafe() {
     assert_eq!(found(&server, 1), ["eviction"]);
     server.run("CONFIG SET maxmemory 0");
     server.run("CONFIG SET appendonly yes");
-    // Until the first AOF is there the server does not end.
+    // The server does not end before the first AOF is there.
     until("the first AOF is written", || {
         server.info_number("aof_rewrite_in_progress") == 0
     });
@@ -581,7 +581,7 @@ fn doctor_finds_missing_commands() {
         replica.info_number("unexpected_error_replies") > 0
     });
     assert!(found(&replica, 1).contains(&"replication".to_owned()));
-    // One that does not tell.
+    // A server that refuses to tell.
     let silent = without(&["COMMAND", "CONFIG"]).start();
     assert_eq!(found(&silent, 1), ["rights"; 2]);
     let text = printed(&silent, &["doctor"], 1);
@@ -630,7 +630,7 @@ fn doctor_finds_that_default_may_not_do_everything_where_there_is_an_aof() {
     let text = printed(&server, &["--user", "asks", "doctor"], 1);
     assert!(text.contains("it does not answer ACL GETUSER: "), "{text}");
     assert!(text.contains("the right +acl|getuser\n"), "{text}");
-    // Without a file nobody need be asked.
+    // Without an AOF the rights do not matter.
     server.run("CONFIG SET appendonly no");
     assert_eq!(found_as(&server, "asks", 1), ["persistence"]);
 }

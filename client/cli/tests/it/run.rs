@@ -219,7 +219,7 @@ fn readers_run_together_and_a_writer_alone() {
     );
 }
 
-/// How many permits are out, and whether somebody waits.
+/// How many permits are out, and whether there are waiters.
 fn permits(server: &Server, name: &str) -> (i64, bool) {
     let info = server.run(format!("RLOCK.INFO {name}"));
     let is_free = !info.keys().contains(&"permits".to_owned());
@@ -813,7 +813,7 @@ fn users_have_passwords_that_the_command_line_does_not_show() {
     assert!(line.contains("refused"), "{line}");
 }
 
-/// Of several locks one is lost while another is waited for.
+/// One of several locks is lost while `rlock` waits for another.
 #[test]
 fn nothing_is_begun_without_the_lock() {
     let server = Server::start();

@@ -6,13 +6,13 @@ use rlock_tests::{Server, eventually};
 
 use crate::program::{PROGRAM, status_and_line, url};
 
-/// A tmux of its own with `rlock top` in it; it ends with the value.
+/// A tmux of its own with `rlock top` in it; dropping this ends it.
 struct Screen {
     socket: String,
 }
 
 impl Screen {
-    /// None where there is no tmux.
+    /// None where tmux is not installed.
     fn start(server: &Server) -> Option<Self> {
         Self::of(server, &format!("{}; sleep 60", top(server)))
     }
@@ -158,7 +158,7 @@ fn it_shows_hot_locks_sorts_filters_looks_into_one_and_leaves() {
     screen.press(&[], "it is back", |screen| {
         screen.contains("rlock top: 1 nodes")
     });
-    // Nobody waits for a silent server who wants to leave.
+    // A user who wants to leave need not wait for a silent server.
     server.freeze();
     screen.press(&["q"], "the screen is given back", |screen| {
         !screen.contains("rlock top")

@@ -1,9 +1,9 @@
 //! The transcripts in docs/cli.md, played back with the real program.
 //!
-//! Played is all that stands in blocks fenced as `console`: a line that begins with `$ ` is typed,
-//! the lines below it are its output. The locks are those of the story in docs/operations.md, which
-//! is told to the server first. A number, with or without a unit of time, stands for any; so does
-//! an address, and a run of blanks for any longer or shorter. All else must match to the letter.
+//! The test plays the blocks fenced as `console`: a line that begins with `$ ` is typed, the lines
+//! below it are its output. The locks are those of the story in docs/operations.md, which the
+//! server is told first. A number, with or without a unit of time, stands for any; so does an
+//! address, and a run of blanks for any longer or shorter. All else must match to the letter.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -58,7 +58,7 @@ fn systemd_finds_nothing_wrong_with_the_unit() {
     let page = read("docs/cli.md");
     let unit = page.split("```ini\n").nth(1).expect("a unit");
     let unit = unit.split("```").next().unwrap();
-    // Where they are here.
+    // The paths on this machine.
     let unit = unit.replace("/usr/local/bin/rlock", PROGRAM);
     let unit = unit.replace("/usr/local/bin/report.sh", "/bin/true");
     assert!(unit.contains(PROGRAM), "{unit}");

@@ -45,7 +45,7 @@ fn hold(lock: &Lock) -> JoinHandle<Result<(), Error>> {
     })
 }
 
-/// The server is not asked by them, and so tells nothing.
+/// These callers do not ask the server, so it sends no event.
 #[test]
 fn a_guard_hears_of_callers_of_its_own_process() -> Result<(), Error> {
     rlock_test::run(1, async |network| {
@@ -68,7 +68,7 @@ fn a_guard_hears_of_callers_of_its_own_process() -> Result<(), Error> {
         assert!(timeout(MINUTE, guard.wanted()).await.is_ok());
         guard.unlock().await?;
         waiting.await.expect("it ends")?;
-        // The next guard has not to hear of those before it.
+        // The next guard is not told of callers before it.
         let guard = lock.lock().await?;
         assert!(timeout(MINUTE, guard.wanted()).await.is_err());
         guard.unlock().await

@@ -64,7 +64,7 @@ fn a_loss_that_is_told_together_with_its_grant_is_heard() {
         let _beside = waiting_beside.await.unwrap().unwrap();
         hosts[1].set_latency(ms(0));
         sleep(Duration::from_secs(50)).await;
-        // Nobody holds it; and somebody else gets it.
+        // It is free, and another client gets it.
         let third = one.lock("orders").try_lock().await.expect("it is free");
         assert!(
             guard.is_lost(),
@@ -123,7 +123,7 @@ fn a_grant_whose_event_is_lost_is_not_entered_twice_beside_a_lost_guard() {
         let waiting = tokio::task::spawn_local(async move { lock.lock().await });
         sleep(ms(100)).await;
         assert_eq!(server.contents().waiters, 1);
-        // The grant is told, and that is lost with the connections.
+        // The event of the grant is lost with the connections.
         hosts[1].cut(ADDRESS, rlock_test::Direction::ToHost);
         held.unlock().await.unwrap();
         sleep(ms(100)).await;

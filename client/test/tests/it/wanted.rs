@@ -1,4 +1,4 @@
-//! Guards that hear of those who wait, at the server in memory.
+//! Guards that are told of waiters, at the server in memory.
 
 use std::time::Duration;
 
