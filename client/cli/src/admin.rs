@@ -1,4 +1,4 @@
-//! What operators type: who holds what, who waits, and what to do about it.
+//! The commands for operators: they show holders and waiters, and end holds and waits.
 
 mod doctor;
 pub(crate) mod info;
@@ -18,7 +18,7 @@ use crate::exit::Failure;
 use crate::reply::{given, number, say, say_json, say_table, shown, text, time};
 use crate::server::Fleet;
 
-/// Carries the command out; its status.
+/// Carries the command out, and returns its status.
 pub(crate) fn carry_out(command: Command, connection: &Connection) -> Result<u8, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -156,7 +156,7 @@ fn agreed(name: &str, info: &Json) -> Result<bool, Failure> {
     Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str()))
 }
 
-/// So many are named, of what may be thousands.
+/// A message names this many holders; there may be thousands.
 const NAMED: usize = 5;
 
 /// The holders, and how many permits each has.

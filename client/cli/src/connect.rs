@@ -13,7 +13,7 @@ use crate::server::{address_of, read_url, right_in};
 /// The authority's, and our own with its key, all in PEM.
 type Certificates = (Option<Vec<u8>>, Option<(Vec<u8>, Vec<u8>)>);
 
-/// The options that say where the server is and who asks.
+/// The options for the server's address and the user.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Server")]
 pub(crate) struct Connection {
@@ -158,8 +158,8 @@ impl Connection {
         if self.user.is_none() && (password.is_empty() || rest.contains('@')) {
             return url.to_owned();
         }
-        // A URL without a password logs nobody in, and the default user would ask instead. Who has
-        // none is let in with any.
+        // A URL without a password logs nobody in: the commands would run as the default user. A
+        // user that needs no password is let in with any.
         let password = if password.is_empty() {
             "none"
         } else {
@@ -170,7 +170,7 @@ impl Connection {
         format!("{scheme}://{user}:{}@{place}", encoded(password))
     }
 
-    /// What went wrong, and what to do about it.
+    /// Explains an error, with advice.
     pub(crate) fn failure(&self, error: &Error) -> Failure {
         let place = self.shown();
         let advice = if error.is_module_not_loaded() {

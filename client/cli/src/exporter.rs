@@ -1,4 +1,4 @@
-//! `rlock exporter`: what `INFO rlock` of every node says, for Prometheus.
+//! `rlock exporter`: the fields of `INFO rlock` of every node, for Prometheus.
 
 mod metrics;
 
@@ -23,18 +23,18 @@ use crate::exit::{Failure, warn};
 use crate::exporter::metrics::{Scrape, page};
 use crate::server::{Found, Node, all_of};
 
-/// Finding the nodes may take so long, and asking all of them at once again so long: together less
-/// than the 10 s that Prometheus waits, which would else know nothing of any node.
+/// Finding the nodes may take this long, and asking all of them at once this long again. Together
+/// that is less than the 10 s that Prometheus waits: a timeout there would hide every node.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// So many are served at once; who comes then waits to be accepted. Each costs a connection to
-/// every node.
+/// This many connections are served at once; the next ones wait to be accepted. Each costs a
+/// connection to every node.
 const SERVED_MAX: usize = 32;
 
-/// Who connects is to have asked by then.
+/// A client has to send its request within this time.
 const ASKED: Duration = Duration::from_secs(2);
 
-/// And has read the answer by then, which is longer than asking the nodes takes.
+/// And to read the answer within this time, which is longer than asking the nodes takes.
 const SERVED: Duration = Duration::from_secs(20);
 
 /// Serves until it is told to end.
@@ -53,7 +53,7 @@ async fn accept(listen: SocketAddr, connection: &Connection) -> Result<u8, Failu
     let cannot = |error| Failure::unavailable(format!("cannot listen on {listen}: {error}"));
     let listener = TcpListener::bind(listen).await.map_err(cannot)?;
     let address = listener.local_addr().map_err(cannot)?;
-    // Heard because in a container, as process 1, nothing ends it that it does not hear.
+    // As process 1 of a container it is ended only by signals that it handles.
     let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
     warn(format!("metrics are at http://{address}/metrics"));
@@ -81,7 +81,7 @@ async fn serve_all(listener: &TcpListener, connection: &Connection) {
         connections.spawn_local(async move {
             let service = service_fn(|request| answer(request, &connection));
             let mut server = http1::Builder::new();
-            // One answer a connection: who holds on to one keeps no place.
+            // One answer a connection: a client that keeps its connection open takes no place.
             server
                 .timer(TokioTimer::new())
                 .header_read_timeout(ASKED)
@@ -114,7 +114,7 @@ async fn answer(
     Ok(response)
 }
 
-/// What every node says. One that does not answer is down.
+/// Asks every node. A node that does not answer is down.
 async fn scrape(connection: &Connection) -> Vec<Scrape> {
     let found = timeout(PATIENCE, Found::connect(connection)).await;
     let Ok(Ok(found)) = found else {

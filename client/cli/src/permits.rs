@@ -1,9 +1,9 @@
 //! Permits as they are typed: `2/5` is two of five; a bare `2` leaves the limit to `rlock limit`.
 
-/// So many may be out at most, and asked for at once.
+/// The highest limit, and the most permits that one call may ask for.
 const MOST: u32 = 2_147_483_647;
 
-/// What `rlock run` asks for.
+/// The permits that `rlock run` asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) permits: u32,
@@ -11,7 +11,7 @@ pub(crate) struct Asked {
     pub(crate) limit: Option<u32>,
 }
 
-/// Reads what is asked for; clap shows the error.
+/// Reads the value of `--permits`; clap shows the error.
 pub(crate) fn parse(text: &str) -> Result<Asked, String> {
     let (permits, limit) = match text.split_once('/') {
         Some((permits, limit)) => (permits, Some(limit)),
@@ -26,14 +26,14 @@ pub(crate) fn parse(text: &str) -> Result<Asked, String> {
     Ok(Asked { permits, limit })
 }
 
-/// Reads a limit that is to be set, 0 for none.
+/// Reads the limit to set, 0 for none.
 pub(crate) fn parse_limit(text: &str) -> Result<u32, String> {
     number(text, 0).map_err(|bounds| format!("N is a number {bounds}"))
 }
 
-/// A number, or between what it should be.
+/// A number, or the bounds that it is outside of.
 fn number(text: &str, least: u32) -> Result<u32, String> {
-    // A sign is none of it.
+    // A sign is not a digit.
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|_| digits);
     let within = number.filter(|number| (least..=MOST).contains(number));

@@ -29,9 +29,9 @@ pub(crate) fn json(value: &Value) -> Json {
     }
 }
 
-/// Bytes as text. A name may have any: what is not UTF-8 is told byte by byte, as `\xff`. A
-/// backslash stands for itself, so that a name with one can be copied: a name with the four
-/// characters `\xff` is told in the same way as one with that byte.
+/// Bytes as text. A name may have any bytes: those that are not UTF-8 are shown one by one, as
+/// `\xff`. A backslash stands for itself, so that a name with one can be copied: a name with the
+/// four characters `\xff` is shown in the same way as one with that byte.
 pub(crate) fn words(bytes: &[u8]) -> String {
     let mut words = String::new();
     for chunk in bytes.utf8_chunks() {
@@ -41,13 +41,13 @@ pub(crate) fn words(bytes: &[u8]) -> String {
     words
 }
 
-/// What was given on the command line, as [words].
+/// A name from the command line, as [words].
 pub(crate) fn given(name: &OsStr) -> String {
     words(name.as_bytes())
 }
 
-/// As a terminal may get it. Only what would steer it is escaped: control characters, ends of
-/// lines, and what turns the direction of writing round.
+/// Text that is safe for a terminal. Only characters that would steer it are escaped: control
+/// characters, ends of lines, and marks that change the direction of writing.
 pub(crate) fn shown(text: &str) -> String {
     let mut shown = String::new();
     for char in text.chars() {
@@ -62,7 +62,7 @@ pub(crate) fn shown(text: &str) -> String {
     shown
 }
 
-/// As it is shown: text without quotes, `-` for what is not there.
+/// A value as it is shown: text without quotes, `-` for null.
 pub(crate) fn text(value: &Json) -> String {
     match value {
         Json::String(text) => shown(text),
@@ -71,12 +71,12 @@ pub(crate) fn text(value: &Json) -> String {
     }
 }
 
-/// A field as a number; 0 if there is none.
+/// A field as a number; 0 if it is missing.
 pub(crate) fn number(of: &Json, field: &str) -> i64 {
     of.get(field).and_then(Json::as_i64).unwrap_or_default()
 }
 
-/// A field as text; nothing if there is none.
+/// A field as text; None if it is missing.
 pub(crate) fn field<'a>(of: &'a Json, name: &str) -> Option<&'a str> {
     of.get(name).and_then(Json::as_str)
 }
@@ -109,7 +109,7 @@ pub(crate) fn say(line: impl AsRef<str>) -> Result<(), Failure> {
     written.map_err(|error| cannot_write(&error))
 }
 
-/// What is wrong with standard output.
+/// The failure to report when standard output cannot be written.
 pub(crate) fn cannot_write(error: &io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::BrokenPipe => Failure::silent(crate::exit::of_signal(13)),
@@ -122,7 +122,7 @@ pub(crate) fn say_json(value: &Json) -> Result<(), Failure> {
     say(format!("{value:#}"))
 }
 
-/// Columns under their names, as wide as their widest.
+/// Columns under their names, each as wide as its widest cell.
 pub(crate) fn say_table(heads: &[&str], rows: &[Vec<String>]) -> Result<(), Failure> {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));

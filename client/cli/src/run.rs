@@ -1,8 +1,8 @@
 //! `rlock run`: a command under a lock.
 //!
-//! Two processes: this one has the connections, the lock and the terminal's manners; its
-//! [guardian] has the command. What this one knows of the lock it tells the guardian as a deadline,
-//! again and again; without news the guardian kills the command in time.
+//! Two processes: this one has the connections, the lock and the terminal; its [guardian] has the
+//! command. This one sends the guardian a deadline, and moves it on as long as the lock is
+//! confirmed. Without a new deadline the guardian kills the command in time.
 
 mod clock;
 mod group;
@@ -45,7 +45,7 @@ const KILL_AFTER: Duration = Duration::from_secs(1);
 /// How long the queue is left for when a signal ends the wait, if the server does not answer.
 const LEAVE: Duration = Duration::from_secs(2);
 
-/// What was asked for, with the defaults filled in and every bound checked.
+/// The options, with the defaults filled in and every bound checked.
 struct Plan {
     names: Vec<OsString>,
     words: Vec<OsString>,
@@ -70,7 +70,7 @@ pub(crate) fn run(run: Run, connection: &Connection) -> Result<u8, Failure> {
         .build()
         .map_err(|error| Failure::unavailable(format!("no runtime: {error}")))?;
     let outcome = runtime.block_on(plan.carry_out(connection, guardian, link));
-    // A name that is being resolved is not waited for.
+    // This does not wait for a name that is being resolved.
     runtime.shutdown_background();
     let ended = outcome?;
     if ended.by_ctrl_c {
@@ -170,7 +170,7 @@ impl Plan {
             signal = signals.next() => Err(Failure::by_signal(signal)),
         };
         if held.is_err() {
-            // The wait is given up already, and what was taken of several: this tells the server.
+            // The wait was given up, with the locks that it had so far: this tells the server.
             let _ = timeout(LEAVE, client.shutdown()).await;
         }
         let held = held?;

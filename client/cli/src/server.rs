@@ -51,7 +51,7 @@ impl Node {
         }
     }
 
-    /// What RLOCK.INFO says of each of these names, or the error of one.
+    /// The reply of RLOCK.INFO for each of these names, or the error of one.
     pub(crate) async fn infos(&self, names: &[Vec<u8>]) -> Result<Vec<Json>, RedisError> {
         let mut infos = Vec::new();
         for some in names.chunks(AT_ONCE) {
@@ -64,19 +64,19 @@ impl Node {
         Ok(infos)
     }
 
-    /// What it says, or what is wrong with it.
+    /// The node's reply to a command, or the failure to report.
     pub(crate) async fn must(&self, command: &Cmd) -> Result<Json, Failure> {
         let asked = self.ask(command).await;
         asked.map_err(|error| self.failure(&error))
     }
 
-    /// What is wrong with it.
+    /// The failure to report for an error of this node.
     pub(crate) fn failure(&self, error: &RedisError) -> Failure {
         Failure::unavailable(format!("{}: {}", self.address, said(error)))
     }
 
-    /// What RLOCK.LIST tells: of each lock its name, how many wait, and the longest for how many
-    /// milliseconds.
+    /// The reply of RLOCK.LIST: for each lock its name, the number of its waiters, and the longest
+    /// wait in milliseconds.
     pub(crate) async fn waited_for(
         &self,
         list: &Cmd,
@@ -124,7 +124,7 @@ pub(crate) fn right_in(refusal: &str) -> Option<String> {
     Some(quoted.map_or_else(|| "~NAME".to_owned(), |command| format!("+{command}")))
 }
 
-/// What was found: the server, or the primaries of a cluster. One at least, reached or not.
+/// The nodes that were found: the server, or a cluster's primaries. One at least, reached or not.
 pub(crate) struct Found {
     pub(crate) nodes: Vec<Node>,
     /// The addresses of those that could not be connected to.
@@ -169,8 +169,8 @@ impl Found {
     }
 }
 
-/// All primaries: one, or those of a cluster. There is no fleet without a node, of which each
-/// command would say that all is well.
+/// All primaries: one, or those of a cluster. There is no fleet without a node: with none, every
+/// command would report that all is well.
 pub(crate) struct Fleet {
     first: Node,
     rest: Vec<Node>,
@@ -200,10 +200,10 @@ impl Fleet {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
-    /// What the node that has this lock says.
+    /// The reply of the node that has this lock.
     pub(crate) async fn ask_for(&self, command: &Cmd) -> Result<Json, Failure> {
         let mut node = &self.first;
-        // Once more, for a node that is sent to by another.
+        // Twice, since the first node may send on to another.
         for _ in 0..2 {
             match node.ask(command).await {
                 Err(error) if error.code() == Some("MOVED") => {
@@ -222,7 +222,7 @@ impl Fleet {
         Err(Failure::unavailable("the slot is moving; try again"))
     }
 
-    /// What every node says, one after the other.
+    /// The replies of all nodes, one after the other.
     pub(crate) async fn ask_each(&self, command: &Cmd) -> Result<Vec<Json>, Failure> {
         let mut all = Vec::new();
         for node in self.nodes() {
@@ -234,7 +234,7 @@ impl Fleet {
     }
 }
 
-/// The one server, or a node of the cluster and what it knows of the slots.
+/// The one server, or a node of the cluster with its view of the slots.
 async fn discover(
     connection: Connection,
     info: ConnectionInfo,
@@ -280,7 +280,7 @@ pub(crate) async fn all_of<T: Send + 'static>(
     outcomes
 }
 
-/// A server that takes longer for a connection is not there.
+/// A server that takes longer for a connection counts as unreachable.
 const CONNECTED: Duration = Duration::from_secs(2);
 
 /// A list of all waiters of a busy server takes its time.
@@ -299,7 +299,7 @@ pub(crate) fn address_of(info: &ConnectionInfo) -> String {
 async fn open(connection: &Connection, info: ConnectionInfo) -> Result<Node, Failure> {
     let address = address_of(&info);
     let settings = info.redis_settings().clone();
-    // Its maps are maps.
+    // With RESP3 the server sends maps as maps.
     let info = info.set_redis_settings(settings.set_protocol(ProtocolVersion::RESP3));
     let connected = match client(connection, info)? {
         Ok(client) => {
@@ -332,7 +332,7 @@ fn client(
     if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
         return Ok(redis::Client::open(info));
     }
-    // It fails if there is one already, which is as good.
+    // It fails if a provider is installed already, which is as good.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (root_cert, own) = connection.certificates()?;
     let client_tls = own.map(|(client_cert, client_key)| ClientTlsConfig {
@@ -364,13 +364,13 @@ async fn primary_of(
     at(service, &format!("{}:{}", part(0), part(1)))
 }
 
-/// So many locks are asked for at once: a queue may be long, and the answers are kept in memory.
+/// How many locks are asked for at once: a queue may be long, and the answers are kept in memory.
 pub(crate) const AT_ONCE: usize = 100;
 
 /// How many slots a cluster has.
 const SLOTS: i64 = 16_384;
 
-/// Who serves the slots of a cluster, as one of its nodes knows it.
+/// The primaries that serve the slots of a cluster, as one of its nodes knows them.
 struct Slots {
     /// Each once, and one at least.
     primaries: Vec<String>,
@@ -438,7 +438,7 @@ fn at(info: ConnectionInfo, address: &str) -> Result<ConnectionInfo, Failure> {
     Ok(info.set_addr(there))
 }
 
-/// How a URL says it.
+/// The connection that a URL describes.
 pub(crate) fn read_url(url: &str) -> Result<ConnectionInfo, Failure> {
     let info = url.into_connection_info();
     info.map_err(|error| Failure::usage(format!("a URL cannot be read: {error}")))

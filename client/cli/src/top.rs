@@ -19,11 +19,11 @@ use crate::top::screen::draw;
 use crate::top::terminal::{Screen, runtime, stop};
 use crate::top::watch::{Sample, Sort};
 
-/// What the user looks at.
+/// The data on the screen, and the user's choices.
 #[derive(Default)]
 struct State {
     sample: Sample,
-    /// Why the last look failed; what is shown is older then.
+    /// Why the last look failed; the sample is older then.
     error: Option<String>,
     sort: Sort,
     filter: String,
@@ -35,10 +35,10 @@ struct State {
     sessions: bool,
 }
 
-/// Keys are read between two looks, and the server has other work.
+/// Keys are read between two samples, and the server has other work.
 const AT_MOST_EVERY: Duration = Duration::from_millis(100);
 
-/// So often keys are looked for while the server is asked.
+/// How often keys are read while the server is asked.
 const KEYS_EVERY: Duration = Duration::from_millis(50);
 
 /// Until the user leaves, or a signal ends it.
@@ -50,7 +50,7 @@ pub(crate) fn top(every: Duration, connection: &Connection) -> Result<u8, Failur
     }
     let runtime =
         runtime().map_err(|error| Failure::unavailable(format!("no runtime: {error}")))?;
-    // What is wrong is said before the screen is taken.
+    // A failure to connect is printed before the screen is taken.
     let fleet = runtime.block_on(Fleet::connect(connection))?;
     let unfit = |error| Failure::unavailable(format!("the terminal: {error}"));
     let screen = Screen::take().map_err(unfit)?;
@@ -109,7 +109,7 @@ fn event_within(time: Duration) -> io::Result<Option<Event>> {
     event::poll(time)?.then(event::read).transpose()
 }
 
-/// Keeps what is typed while the server is asked, which may take long. Ends with what leaves.
+/// Keeps typed keys while the server is asked, which may take long. Returns at a key that leaves.
 async fn until_left(typed: &mut VecDeque<Event>, mut typing: bool) -> io::Result<()> {
     loop {
         sleep(KEYS_EVERY).await;
@@ -130,7 +130,7 @@ async fn until_left(typed: &mut VecDeque<Event>, mut typing: bool) -> io::Result
     }
 }
 
-/// Whether what comes next is a part of the filter.
+/// Whether the next key is a part of the filter.
 fn is_typing_after(typing: bool, event: &Event) -> bool {
     match event {
         Event::Key(key) if key.kind == KeyEventKind::Press => match key.code {
@@ -152,7 +152,7 @@ fn is_ctrl(key: KeyEvent, letter: char) -> bool {
     key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char(letter)
 }
 
-/// What follows a key.
+/// The action after a key.
 enum Next {
     Leave,
     Look,

@@ -1,4 +1,4 @@
-//! The one source of chance of a world: the same seed, the same world.
+//! The one source of random numbers of a network: the same seed gives the same numbers.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ impl Chance {
         Self(Rc::new(RefCell::new(fastrand::Rng::with_seed(seed))))
     }
 
-    /// A number below this; 0 if there is none.
+    /// A number below this limit; 0 if the limit is 0.
     pub(crate) fn below(&self, limit: u64) -> u64 {
         match limit {
             0 => 0,

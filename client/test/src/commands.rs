@@ -26,16 +26,16 @@ pub(crate) struct Client {
     pub(crate) is_asking: bool,
 }
 
-/// What a command is answered.
+/// The reply to a command.
 pub(crate) enum Reply {
     Now(Frame),
     /// When the listener is woken.
     Later(Listener),
-    /// When so many replicas have what this client has written, or the time is over.
+    /// When enough replicas have this client's writes, or the time is over.
     Copied(Copied),
 }
 
-/// What WAIT and WAITAOF ask for.
+/// The arguments of WAIT and WAITAOF.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copied {
     pub(crate) replicas: i64,
@@ -46,7 +46,7 @@ pub(crate) struct Copied {
 }
 
 impl Copied {
-    /// The answer, if so many replicas have it. What is written is on the disk at once, at
+    /// The reply, if this number of replicas has the writes. A write is on the disk at once, at
     /// replicas too.
     pub(crate) fn answer(&self, replicas: i64) -> Frame {
         if self.on_disk {
@@ -69,7 +69,7 @@ impl Connections {
         open
     }
 
-    /// It has closed by itself, or is to be closed: whether it was open.
+    /// Closes the connection of a client. Returns false if it was closed already.
     pub(crate) fn close(&self, client: u64) -> bool {
         let open = self.0.borrow_mut().remove(&client);
         open.is_some_and(|open| {
@@ -81,7 +81,7 @@ impl Connections {
 
 /// How the server speaks of itself.
 pub(crate) struct Identity<'a> {
-    /// Which server, and its how manieth life.
+    /// The number of the server, and of its life.
     pub(crate) run_id: (u64, u64),
     pub(crate) is_replica: bool,
     pub(crate) connections: &'a Connections,
@@ -89,7 +89,7 @@ pub(crate) struct Identity<'a> {
     pub(crate) membership: Option<&'a Membership>,
 }
 
-/// Of a server and of its life, one from each start to the next.
+/// The id of one life of a server, from a start to the next.
 pub(crate) fn run_id((id, life): (u64, u64)) -> String {
     format!("{id:016x}{life:024x}")
 }
@@ -99,7 +99,7 @@ impl Identity<'_> {
         run_id(self.run_id)
     }
 
-    /// By which a client knows this server again: in a cluster the node's id.
+    /// The id by which a client recognises this server: in a cluster the node's id.
     fn server_id(&self) -> String {
         let membership = self.membership;
         membership.map_or_else(|| self.run_id(), Membership::node_id)
@@ -180,7 +180,7 @@ fn wait(who: &Identity<'_>, name: &str, rest: &[Bytes]) -> Reply {
     }
 }
 
-/// What only a primary carries out.
+/// The commands that only a primary carries out.
 const WRITES: [&str; 10] = [
     "RLOCK.ACQUIRE",
     "RLOCK.MACQUIRE",
@@ -342,7 +342,7 @@ fn rlock(
     Ok(Reply::Now(frame))
 }
 
-/// Of the server's commands those that are about no keys, since there are none but locks here.
+/// Only commands of the server that name no keys, since all keys here are locks.
 fn guard(engine: &mut Engine, rest: &[Bytes], db: i32, now: Now) -> Result<Frame, CommandError> {
     let request = request::Guard::parse(rest.iter().map(|arg| &arg[..]))?;
     // Among `rest` there is no name before it.

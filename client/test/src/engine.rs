@@ -1,6 +1,6 @@
 //! Driving the core as the module does (`module/src/driving/turn.rs`, `pump.rs`,
-//! `writing/effects.rs`): read what it asks for, let it decide, carry out what it says, and look
-//! again when something is due.
+//! `writing/effects.rs`): read the state that it asks for, let it decide, carry out the effects,
+//! and look again when something is due.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::server::Membership;
 /// A call of RLOCK.EVENTS that waits.
 pub(crate) type Listener = usize;
 
-/// One life of a server: what it has in memory, and its keys.
+/// One life of a server: its memory and its keys.
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
     locks: Locks,
@@ -35,9 +35,9 @@ pub(crate) struct Engine {
     /// If the server is busy: turns end early, and are interrupted.
     strain: Option<Chance>,
     is_interrupted: bool,
-    /// Connections that are gone, of which the server is about to hear.
+    /// Connections that have closed, before the server notices it.
     closing: Vec<Closing>,
-    /// What was run under a lock, if the server has not been told yet.
+    /// The latest command that was run under a lock, until the server takes it.
     guarded: Option<Guarded>,
 }
 
@@ -53,15 +53,15 @@ pub(crate) struct Closing {
 pub struct Guarded {
     /// The lock.
     pub name: String,
-    /// For whom.
+    /// The owner that it was run for.
     pub owner: String,
     /// The arguments of the command.
     pub words: Vec<String>,
-    /// All who held the lock then, by what is stored.
+    /// All holders of the lock at that time, by the stored fields.
     pub holders: Vec<String>,
 }
 
-/// Who listens to which session.
+/// The connection that listens to a session.
 #[derive(Clone, Copy, Debug)]
 struct Listening {
     session: SessionId,
@@ -71,11 +71,11 @@ struct Listening {
 #[derive(Clone, Copy, Debug)]
 struct Woken {
     listener: Listener,
-    /// Or who has taken the session over.
+    /// Or the client that has taken the session over.
     listening: Result<Listening, u64>,
 }
 
-/// What RLOCK.EVENTS comes to.
+/// The result of RLOCK.EVENTS.
 #[derive(Debug)]
 pub(crate) enum Listened {
     Events(Told),
@@ -83,7 +83,7 @@ pub(crate) enum Listened {
     Waits(Listener),
 }
 
-/// What an acquiring command comes to.
+/// The result of an acquiring command.
 #[derive(Debug)]
 pub(crate) enum Acquired {
     Held { count: i64, token: i64 },
@@ -116,7 +116,7 @@ fn is_of_several_keys(mode: Mode) -> bool {
 }
 
 impl Engine {
-    /// The server starts, with what it has loaded.
+    /// The server starts, with the keys that it has loaded.
     pub(crate) fn start(keys: Keyspace, now: Now, grant_delay_ms: i64) -> Self {
         let mut engine = Self {
             keys,
@@ -127,7 +127,7 @@ impl Engine {
         engine
     }
 
-    /// Nobody serves these keys.
+    /// A server that is down: its keys are not served.
     pub(crate) fn dead(keys: Keyspace) -> Self {
         Self {
             keys,
@@ -135,7 +135,7 @@ impl Engine {
         }
     }
 
-    /// What outlives the server.
+    /// The keys, which outlive the server.
     pub(crate) fn into_keys(self) -> Keyspace {
         self.keys
     }
@@ -148,7 +148,7 @@ impl Engine {
         self.locks.gauges()
     }
 
-    /// Who has this lock.
+    /// The holders of this lock.
     pub(crate) fn holders(&mut self, db: i32, name: &[u8], now: Now) -> Vec<Box<[u8]>> {
         self.keys.open(db, name, now).holders()
     }
@@ -176,7 +176,7 @@ impl Engine {
         });
     }
 
-    /// What was run under a lock since this was asked last.
+    /// The latest command that was run under a lock, if there was one since the last call.
     pub(crate) fn take_guarded(&mut self) -> Option<Guarded> {
         self.guarded.take()
     }
@@ -223,7 +223,7 @@ impl Engine {
         }
     }
 
-    /// A command that ends with what is left, or with a number; GUARD with neither.
+    /// Runs a command whose result is the time left or a number; GUARD has neither.
     pub(crate) fn decide(
         &mut self,
         command: Command<'_>,
@@ -294,7 +294,7 @@ impl Engine {
         answers.collect()
     }
 
-    /// Whether calls are to be answered.
+    /// Whether any calls wait for their reply.
     pub(crate) fn has_woken(&self) -> bool {
         !self.woken.is_empty()
     }
@@ -324,7 +324,7 @@ impl Engine {
         self.locks.next_deadline(now)
     }
 
-    /// The timer fires. On a replica nothing is written: what is due is the primary's to do.
+    /// The timer fires. A replica writes nothing: its primary does the work that is due.
     pub(crate) fn fire(&mut self, now: Now, is_replica: bool) {
         let mut turn = self.shortened(Turn::of_deadlines());
         self.run(&mut turn, None, now);
@@ -337,7 +337,7 @@ impl Engine {
         }
     }
 
-    /// The server deletes what has expired, as it does a few times a second. Whether anything has.
+    /// Deletes expired keys, as a server does a few times a second. Returns whether there were any.
     pub(crate) fn expire(&mut self, now: Now) -> bool {
         self.keys.expire(now);
         self.tell_expired()
@@ -384,7 +384,7 @@ impl Engine {
         self.keys.put(keys);
     }
 
-    /// Takes a key out, which goes to another node. Whoever waits for it hears of that.
+    /// Takes out a key that goes to another node. The waiters of that lock are told.
     pub(crate) fn take_key(&mut self, name: &[u8], now: Now) -> Option<Entry> {
         let taken = self.keys.take(name, now);
         self.tell_expired();
@@ -425,7 +425,7 @@ impl Engine {
         }
     }
 
-    /// In a cluster, refuses permits where the limit that is set for all cannot be looked at.
+    /// In a cluster, refuses permits where the limit that is set for all cannot be read.
     pub(crate) fn check_limit_slot(
         &self,
         name: &[u8],
@@ -464,14 +464,14 @@ impl Engine {
         self.locks.all_changed(None);
     }
 
-    /// Somebody else deletes a key.
+    /// Another client deletes a key.
     pub(crate) fn delete(&mut self, db: i32, name: &[u8]) {
         if self.keys.delete(db, name) {
             self.locks.changed(LockRef { db, name });
         }
     }
 
-    /// Somebody else deletes all keys.
+    /// Another client deletes all keys.
     pub(crate) fn flush(&mut self) {
         self.keys.clear();
         self.locks.all_changed(None);
@@ -493,7 +493,7 @@ impl Engine {
         self.strain = Some(chance);
     }
 
-    /// Whether it happens that is strange, and happens only to a server that is busy.
+    /// Whether something happens now that happens only to a busy server.
     fn is_strained(&self, one_in: u64) -> bool {
         let strain = self.strain.as_ref();
         strain.is_some_and(|chance| chance.below(one_in) == 0)
@@ -510,13 +510,12 @@ impl Engine {
         }
     }
 
-    /// A connection is gone, of which the server hears in a moment: or earlier, in the midst of a
-    /// turn.
+    /// A connection has closed. The server notices it a moment later, or in the middle of a turn.
     pub(crate) fn closes(&mut self, closing: Closing) {
         self.closing.push(closing);
     }
 
-    /// It hears of it now, if it has not yet.
+    /// The server notices it now, if it has not yet.
     pub(crate) fn is_closed(&mut self, closing: Closing, now: Now) {
         let place = self.closing.iter().position(|other| *other == closing);
         if let Some(place) = place {
@@ -603,7 +602,7 @@ impl Engine {
         }
     }
 
-    /// What is found of a lock that is not here, or not all of it (`not_here` in the module).
+    /// The reading of a lock that is not here, or only in part (`not_here` in the module).
     fn not_here(&mut self, task: &Task, locks: &[LockKey], now: Now) -> Option<Read<'static>> {
         let membership = self.membership.clone()?;
         let (asks_where, of_several_keys) = match task.purpose {
@@ -625,7 +624,7 @@ impl Engine {
         (of_several_keys && !self.is_settled(&lock.name)).then_some(Read::Unknown)
     }
 
-    /// Whether a key is to be asked for here, as `EXISTS` would tell.
+    /// Whether this node serves a key now, as `EXISTS` would tell.
     fn is_here(&mut self, lock: &LockKey, now: Now) -> bool {
         let Some(membership) = self.membership.clone() else {
             return true;
@@ -641,7 +640,7 @@ impl Engine {
         membership.is_none_or(|of| !names::side_keys_share_slot(name) || of.is_settled(name))
     }
 
-    /// Whether what is stored of a lock is all there is of it (`is_whole` in the module).
+    /// Whether this node has all that is stored of a lock (`is_whole` in the module).
     fn is_whole(&self, task: &Task, lock: &LockKey, stored: &Stored) -> bool {
         let mode = match task.purpose {
             Purpose::Reconcile(mode) => mode,
@@ -653,7 +652,7 @@ impl Engine {
         !of_several_keys || self.is_settled(&lock.name)
     }
 
-    /// The first of several locks of which not all is here.
+    /// The first of several locks that are here only in part.
     fn first_torn(&self, task: &Task, locks: &[LockKey], stored: &[Stored]) -> Option<usize> {
         let mut each = locks.iter().zip(stored);
         each.position(|(lock, stored)| !self.is_whole(task, lock, stored))
@@ -716,7 +715,7 @@ fn is_of_several(command: Option<(Command<'_>, i32)>, task: &Task) -> bool {
         && command.is_some_and(|(command, _)| matches!(command.keys(), Keys::Several(_)))
 }
 
-/// What was found at one lock.
+/// The state that was found at one lock.
 enum Found {
     Stored(Stored),
     ForQueue(Stored, PermitsHolders),
@@ -760,5 +759,5 @@ impl Found {
 /// As `rlock.fence-guard-ms` by default.
 const FENCE_GUARD_MS: i64 = 10_000;
 
-/// So many thousand tokens one node is ahead of the other.
+/// How far the tokens of one node are ahead of the other's, in thousands.
 const NODES_APART_MS: i64 = 100;

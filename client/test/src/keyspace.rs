@@ -1,4 +1,4 @@
-//! The keys of a server in memory, and what the core is shown of them.
+//! The keys of a server in memory, and the states that the core reads of them.
 //!
 //! It reads as the module does (`module/src/reading/`), from a map.
 
@@ -14,7 +14,7 @@ use crate::server::slot_of;
 
 type Fields = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Readers with what their fields say.
+/// Readers with the counts in their fields.
 pub(crate) type ReaderCounts = Vec<(Box<[u8]>, Count)>;
 
 /// A key of a database.
@@ -37,7 +37,7 @@ pub(crate) struct Entry {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Keyspace {
     keys: BTreeMap<Place, Entry>,
-    /// Keys that were found expired, and that nobody was told of yet.
+    /// Keys that were found expired, until the core is told of them.
     expired: Vec<Place>,
     /// How much was written so far.
     written: u64,
@@ -48,7 +48,7 @@ impl Keyspace {
         self.keys.len()
     }
 
-    /// How much was written so far. Whoever has copied all has the same number.
+    /// How much was written so far. A replica that has copied all of it has the same number.
     pub(crate) fn written(&self) -> u64 {
         self.written
     }
@@ -111,7 +111,7 @@ impl Keyspace {
         }
     }
 
-    /// Deletes a key as somebody else would. Whether it was there.
+    /// Deletes a key as another client would. Returns whether it was there.
     pub(crate) fn delete(&mut self, db: i32, name: &[u8]) -> bool {
         self.wrote();
         self.keys.remove(&(db, name.to_vec())).is_some()
@@ -312,7 +312,7 @@ impl Lock<'_> {
         mode.is_some_and(|mode| is_permits_mode(mode))
     }
 
-    /// What is stored, as this owner sees it.
+    /// The stored state, as this owner sees it.
     pub(crate) fn load(&self, owner: &[u8], task: &Task) -> Stored {
         let stored = self.load_any(owner, task);
         match stored {
@@ -354,7 +354,7 @@ impl Lock<'_> {
         hash.stored(is_about_permits)
     }
 
-    /// What is stored for a queue whose first waits for permits, and who else holds some.
+    /// The stored state for a queue whose first waiter asks for permits, and the other holders.
     pub(crate) fn load_for_queue(&self, owner: &[u8], task: &Task) -> (Stored, PermitsHolders) {
         if !self.is_of_permits() {
             return (self.load(owner, task), PermitsHolders::default());
@@ -393,7 +393,7 @@ impl Lock<'_> {
         }
     }
 
-    /// Those who hold permits.
+    /// The holders of permits.
     fn permits(&self) -> impl Iterator<Item = (&[u8], PermitsHold)> {
         let fields = self.fields.iter().filter(|_| self.is_of_permits());
         let holds = fields
@@ -497,7 +497,7 @@ impl Lock<'_> {
         fields.filter(|field| *field != FENCE_FIELD && *field != MODE_FIELD)
     }
 
-    /// Who has the lock, or permits of it.
+    /// The holders of the lock, or of its permits.
     pub(crate) fn holders(&self) -> Vec<Box<[u8]>> {
         if self.is_of_permits() {
             return self.permits().map(|(owner, _)| owner.into()).collect();
@@ -534,8 +534,8 @@ impl Lock<'_> {
         number(own).saturating_add(number(writes))
     }
 
-    /// For BREAK: what is stored, and of a read-write lock its readers' fields, of permits those of
-    /// their holders.
+    /// For BREAK: the stored state, with the fields of a read-write lock's readers or of the
+    /// holders of permits.
     pub(crate) fn load_for_holder(&self) -> (Stored, ReaderCounts) {
         let content = self.entry().map(|entry| &entry.content);
         let readers = readers(&self.fields);

@@ -2,8 +2,8 @@
 //!
 //! A [`Server`] decides with the very code that runs in the module, over a map of keys instead of a
 //! keyspace, and `rlock-client` speaks to it as to any other server, over links in memory. Time is
-//! tokio's paused clock: a lease of 30 s ends as soon as nothing else is to be done. And it has
-//! switches for what is hard to bring about with a real server: a link that is cut in one
+//! tokio's paused clock: a lease of 30 s ends as soon as nothing else has work left. And it has
+//! switches for faults that are hard to produce with a real server: a link that is cut in one
 //! direction, a server that stands still or loses its keys, a clock that is set back, a replica
 //! that is promoted before it has all that its primary has granted.
 //!
@@ -53,9 +53,9 @@ pub use server::{Cluster, Contents, Resharding, Server, Stats};
 /// Runs a test on one thread, with a clock that stands still while there is something to do and
 /// jumps to the next thing when there is not.
 ///
-/// The seed decides all that is left to chance by clients, servers and links. What tokio itself
-/// leaves to chance, such as who of several that wait is woken first, follows from it only with
-/// `--cfg tokio_unstable`: then the same seed has the same course of events.
+/// The seed decides every random choice of clients, servers and links. tokio's own random choices,
+/// such as which of several waiting tasks is woken first, follow from it only with `--cfg
+/// tokio_unstable`: then the same seed has the same course of events.
 ///
 /// # Panics
 /// If the runtime cannot be made.
@@ -69,7 +69,7 @@ pub fn run<T>(seed: u64, test: impl AsyncFnOnce(Network) -> T) -> T {
     #[expect(clippy::expect_used, reason = "a test that cannot begin has failed")]
     let runtime = runtime.expect("a runtime without I/O needs nothing that could be missing");
     let local = tokio::task::LocalSet::new();
-    // What a client's own tasks bring about may begin local tasks: see `Network::observe`.
+    // A client's own tasks may cause local tasks to be started: see `Network::observe`.
     let _entered = local.enter();
     local.block_on(&runtime, async { test(Network::new(seed)).await })
 }

@@ -17,7 +17,7 @@ pub enum Moment {
     CarriesOut,
     /// The server has carried a command out, and its reply waits for something else.
     Waits,
-    /// The host is about to read what has arrived.
+    /// The host is about to read the bytes that have arrived.
     Reads,
 }
 
@@ -29,7 +29,7 @@ thread_local! {
     static OBSERVER: RefCell<Option<Observer>> = const { RefCell::new(None) };
 }
 
-/// From now on each moment in this thread is told to this.
+/// From now on this observer is told of each moment in this thread.
 pub(crate) fn set_observer(observer: Option<Observer>) {
     OBSERVER.set(observer);
 }

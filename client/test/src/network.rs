@@ -1,9 +1,9 @@
 //! Links in memory between hosts, on which clients run, and servers.
 //!
-//! A link has two directions. Each delays what it carries by a time of its own, in order within a
-//! connection but not between two, and can be cut: what is under way, the end of a connection
-//! included, waits until it is mended. One connection of a link can be cut or end by itself, and
-//! be half open: one end is told that it is closed, and the other is not.
+//! A link has two directions. Each delays its bytes by a time of its own, in order within a
+//! connection but not between two. Each can be cut: bytes in flight, and the end of a connection,
+//! wait until it is mended. One connection of a link can be cut or end by itself, and be half open:
+//! one end is told that it is closed, and the other is not.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ impl Direction {
     }
 }
 
-/// What can be reached at an address.
+/// The server or sentinel at an address.
 enum Peer {
     Server(Server),
     Sentinel(Sentinel),
@@ -75,7 +75,7 @@ impl Peer {
 }
 
 impl Inner {
-    /// Whoever is up there.
+    /// The server or sentinel that is up at this address.
     fn peer(&self, address: &str) -> Option<Peer> {
         let server = self.servers.borrow().get(address).cloned();
         if let Some(server) = server.filter(Server::is_up) {
@@ -90,7 +90,7 @@ impl Inner {
 impl Network {
     /// A network without servers. The seed decides all that is left to chance in it.
     ///
-    /// It is to be used within a [`tokio::task::LocalSet`], as [`run`](crate::run) does.
+    /// Use it within a [`tokio::task::LocalSet`], as [`run`](crate::run) does.
     pub fn new(seed: u64) -> Self {
         moments::set_observer(None);
         let inner = Inner {
@@ -135,8 +135,8 @@ impl Network {
         sentinel
     }
 
-    /// Tells of each moment in the course of each message, at that moment: what the observer does
-    /// to servers and hosts happens before anything else.
+    /// Tells of each moment in the course of each message, at that moment: changes that the
+    /// observer makes to servers and hosts come before anything else.
     ///
     /// A server that stands still or dies when it is told of a command has not carried it out, and
     /// one that does so when it is about to send a reply has not sent it. One observer is told at a
@@ -163,7 +163,7 @@ impl Network {
     }
 }
 
-/// A host on which a client runs: what lies between it and the servers.
+/// A host on which a client runs, with its links to the servers.
 #[derive(Clone, Debug)]
 pub struct Host {
     inner: Rc<HostInner>,
@@ -180,7 +180,7 @@ struct HostInner {
     dials: Cell<u64>,
 }
 
-/// A connection that somebody wants.
+/// A call for a connection.
 #[derive(Debug)]
 struct Call {
     address: String,
@@ -188,7 +188,7 @@ struct Call {
 }
 
 impl Host {
-    /// What a client on this host opens its connections with.
+    /// Opens the connections of a client on this host.
     pub fn dial(&self) -> impl Dial {
         Dialer(self.calls.clone())
     }
@@ -201,7 +201,7 @@ impl Host {
     }
 
     /// The process stands still, as after SIGSTOP: no part of it does anything. Clocks go on, and
-    /// what it is sent is there when it goes on.
+    /// bytes that are sent to it are there when it goes on.
     pub fn pause(&self) {
         self.inner.process.set(true);
     }
@@ -211,7 +211,7 @@ impl Host {
         self.inner.process.set(false);
     }
 
-    /// From now on each direction of a link delays what it carries by up to this.
+    /// From now on each direction of a link delays its bytes by up to this time.
     pub fn set_latency(&self, longest: Duration) {
         self.inner.courier.set_latency(longest);
     }
@@ -229,7 +229,7 @@ impl Host {
         Some(CutOne { wire })
     }
 
-    /// Mends both directions, of the link and of each connection: what was under way arrives.
+    /// Mends both directions, of the link and of each connection: the bytes in flight arrive.
     pub fn mend(&self, address: &str) {
         let link = self.inner.link(address);
         for direction in Direction::BOTH {
@@ -240,7 +240,7 @@ impl Host {
         }
     }
 
-    /// Ends all connections to this server; both ends hear of it, and what is under way is lost.
+    /// Ends all connections to this server. Both ends are told, and the bytes in flight are lost.
     pub fn reset(&self, address: &str) {
         self.inner.link(address).end_all();
     }
@@ -253,8 +253,8 @@ impl Host {
     }
 
     /// Ends one connection to this server, and tells only the end to which this direction leads.
-    /// What the other end sends is lost. The server is told after [`KEEPALIVE`] that its peer does
-    /// not answer; the host finds out for itself, by what is not answered.
+    /// Bytes that the other end sends are lost. The server is told after [`KEEPALIVE`] that its
+    /// peer does not answer; the host has to notice it by the replies that are missing.
     pub fn half_open(&self, address: &str, number: usize, told: Direction) {
         if let Some(wire) = self.inner.link(address).wire(number) {
             wire.fall_silent();
@@ -268,7 +268,7 @@ impl Host {
         }
     }
 
-    /// How often somebody here wanted a connection.
+    /// How often clients on this host called for a connection.
     pub fn dials(&self) -> u64 {
         self.inner.dials.get()
     }
@@ -290,7 +290,7 @@ struct Process(Mutex<Standing>);
 #[derive(Debug, Default)]
 struct Standing {
     is_still: bool,
-    /// Its tasks that had something to do meanwhile.
+    /// Its tasks that were woken while it stood still.
     woken: Vec<Waker>,
 }
 
@@ -325,8 +325,7 @@ pub struct CutOne {
 }
 
 impl CutOne {
-    /// Mends both directions: what was under way arrives; or, if it is not to arrive, ends the
-    /// connection.
+    /// Mends both directions, and the bytes in flight arrive; or else ends the connection.
     pub fn end(self, arrives: bool) {
         if arrives {
             self.wire.mend();
@@ -442,7 +441,7 @@ impl HostInner {
     async fn connect(self: Rc<Self>, call: Call) {
         let link = self.link(&call.address);
         self.dials.set(self.dials.get().saturating_add(1));
-        // Refused at once and tried again at once would be for ever: no time would go by.
+        // Otherwise a client that retries at once would do so for ever: no time would go by.
         sleep(Duration::from_millis(1)).await;
         for direction in [Direction::ToServer, Direction::ToHost] {
             sleep(self.courier.delay()).await;
@@ -452,7 +451,7 @@ impl HostInner {
             return;
         }
         if self.is_dead.get() {
-            // Nobody answers: a dead process hears nothing.
+            // There is no answer: the process is dead.
             return std::future::pending().await;
         }
         let Some(peer) = self.network.peer(&call.address) else {
@@ -467,6 +466,5 @@ impl HostInner {
     }
 }
 
-/// After so long a server hears that a peer does not answer, which is not told that the connection
-/// has ended.
+/// After this time a server notices that the peer of a half-open connection does not answer.
 pub const KEEPALIVE: Duration = Duration::from_secs(60);

@@ -12,7 +12,7 @@ use tokio_util::codec::{Decoder, Encoder};
 #[derive(Debug, Default)]
 pub(crate) struct Resp(Resp3);
 
-/// What cannot be read, or written.
+/// Bytes that cannot be read, or a frame that cannot be written.
 #[derive(Debug)]
 pub(crate) struct Garbled;
 
@@ -60,7 +60,7 @@ impl Decoder for Resp {
     }
 }
 
-/// What has come, read up to somewhere.
+/// The bytes that have arrived, read up to somewhere.
 struct Rest<'a> {
     bytes: &'a [u8],
     read: usize,

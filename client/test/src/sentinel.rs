@@ -18,8 +18,8 @@ use crate::wire::End;
 
 /// A sentinel in memory. Clones are the same one.
 ///
-/// It answers `SENTINEL GET-MASTER-ADDR-BY-NAME`, and tells those who have subscribed to
-/// `+switch-master` of a new primary. It decides nothing: the test says what it knows.
+/// It answers `SENTINEL GET-MASTER-ADDR-BY-NAME`, and tells the subscribers of `+switch-master` of
+/// a new primary. It decides nothing: the test sets the primary that it names.
 #[derive(Clone, Debug)]
 pub struct Sentinel {
     inner: Rc<Inner>,
@@ -103,7 +103,7 @@ impl Sentinel {
         self.inner.subscribers.take();
     }
 
-    /// It starts again after a [`crash`](Self::crash), and knows what it knew.
+    /// Starts it again after a [`crash`](Self::crash), with the primary that it named before.
     pub fn restart(&self) {
         let mut life = self.inner.life.borrow_mut();
         life.get_or_insert_default();

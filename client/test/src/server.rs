@@ -58,7 +58,7 @@ struct Inner {
     running: watch::Sender<bool>,
     /// Something is due at another time than before.
     rearm: Notify,
-    /// Somebody is to be answered at the end of this turn of the event loop.
+    /// A waiting call gets its reply at the end of this turn of the event loop.
     turn_ends: Notify,
     waiting: RefCell<BTreeMap<Listener, oneshot::Sender<Frame>>>,
     clients: Cell<u64>,
@@ -73,13 +73,13 @@ struct Inner {
     guarded: RefCell<GuardedObserver>,
 }
 
-/// Who is told of each command and its answer.
+/// The test's function that is told of each command and its reply.
 #[derive(Default)]
 struct Observer(Option<Listening>);
 
 type Listening = Box<dyn Fn(&str)>;
 
-/// Who is told of each command that is run under a lock.
+/// The test's function that is told of each command that is run under a lock.
 #[derive(Default)]
 struct GuardedObserver(Option<ListeningToGuarded>);
 
@@ -97,7 +97,7 @@ impl fmt::Debug for Observer {
     }
 }
 
-/// What a server has had to do.
+/// Counts of a server's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Connections that were accepted.
@@ -108,11 +108,11 @@ pub struct Stats {
     pub renewals: u64,
     /// Commands that were sent on to where their keys have gone (`ASK`).
     pub asked: u64,
-    /// Commands that were to be tried again, since of their keys some had gone (`TRYAGAIN`).
+    /// Commands that were refused with `TRYAGAIN`, since some of their keys had gone.
     pub tried_again: u64,
 }
 
-/// What a server knows of locks.
+/// Counts of a server's keys, waiters, sessions and holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// Keys, those of readers' leases included.
@@ -132,10 +132,10 @@ const EPOCH_MS: i64 = 1_700_000_000_000;
 const UNBLOCKED: &str =
     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)";
 
-/// So often keys are looked through that have expired, and the wall clock is looked at.
+/// How often it looks for expired keys, and reads the wall clock.
 const CRON: Duration = Duration::from_millis(100);
 
-/// So many microseconds at most one server counts ahead of the other.
+/// Servers count the lives of sessions from moments that differ by less than this, in microseconds.
 const APART_US: u64 = 1_000;
 
 /// How late a busy server does something at most.
@@ -207,13 +207,13 @@ impl Server {
         self.resume();
     }
 
-    /// Sets the wall clock by so much, forwards or back: leases follow it.
+    /// Sets the wall clock forwards or back by this time: leases follow it.
     pub fn step_clock_ms(&self, by: i64) {
         let ahead = self.inner.wall_offset_ms.get().saturating_add(by);
         self.inner.wall_offset_ms.set(ahead);
     }
 
-    /// As `rlock.grant-delay-ms`: from the next start on no lock is granted for so long.
+    /// As `rlock.grant-delay-ms`: from the next start on no lock is granted for this time.
     pub fn set_grant_delay(&self, delay: Duration) {
         let ms = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
         self.inner.grant_delay_ms.set(ms);
@@ -228,7 +228,7 @@ impl Server {
         self.inner.engine.borrow_mut().strain(chance);
     }
 
-    /// Deletes a key, as `DEL` by somebody else: whoever holds that lock has lost it.
+    /// Deletes a key, as `DEL` by another client: the holder of that lock has lost it.
     pub fn delete(&self, name: &str) {
         self.inner.engine.borrow_mut().delete(0, name.as_bytes());
         self.turned();
@@ -254,7 +254,7 @@ impl Server {
 
     // --- To look at ------------------------------------------------------------------------------
 
-    /// Its run id, which `RLOCK.BIND` tells outside a cluster. After a restart it has another.
+    /// Its run id, which `RLOCK.BIND` returns outside a cluster. After a restart it has another.
     pub fn run_id(&self) -> String {
         commands::run_id((self.inner.id, self.inner.lives.get()))
     }
@@ -296,7 +296,7 @@ impl Server {
         engine.waiting(0, name.as_bytes(), now)
     }
 
-    /// What it knows of locks.
+    /// How many keys, waiters, sessions and holds it has.
     pub fn contents(&self) -> Contents {
         let now = self.inner.now();
         let mut engine = self.inner.engine.borrow_mut();
@@ -315,7 +315,7 @@ impl Server {
         }
     }
 
-    /// What it has had to do.
+    /// How much work it has done.
     pub fn stats(&self) -> Stats {
         self.inner.stats.get()
     }
@@ -403,7 +403,7 @@ impl Inner {
         }
     }
 
-    /// What a server does without being asked.
+    /// The work that a server does without a command.
     async fn live(self: Rc<Self>) {
         tokio::join!(self.timer(), self.cron(), self.end_turns());
     }
@@ -453,7 +453,7 @@ impl Inner {
         }
     }
 
-    /// How late it does what it has to do.
+    /// How late it does the work that is due.
     fn lateness(&self) -> Duration {
         if self.is_busy.get() && self.chance.below(2) == 0 {
             self.chance.up_to(LATE)
@@ -481,7 +481,7 @@ impl Inner {
         }
     }
 
-    /// Something was done: the timer is set anew, and whoever was woken is answered.
+    /// Something was done: sets the timer anew, and answers the calls that were woken.
     fn turned(&self) {
         self.feed_replicas();
         self.rearm.notify_one();
@@ -509,7 +509,7 @@ impl Inner {
                     observer(&format!("events: {}", commands::shown(&answer)));
                 }
                 if let Some(waiting) = self.waiting.borrow_mut().remove(&listener) {
-                    // If the connection has just gone, so has what it was told.
+                    // If the connection has just closed, its reply is lost.
                     let _ = waiting.send(answer);
                 }
             }
@@ -633,7 +633,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// Ends when the connection is closed, or what comes cannot be read.
+    /// Ends when the connection is closed, or a command cannot be read.
     async fn run(&mut self, server: &Inner, mut client: Client) {
         while let Some(args) = self.next().await {
             server.comes_to(Moment::CarriesOut).await;
@@ -688,7 +688,7 @@ impl Connection {
         }
     }
 
-    /// As [`wait`](Self::wait), until so many replicas have what was written until then.
+    /// As [`wait`](Self::wait), until enough replicas have all that was written before.
     async fn wait_for_copies(
         &mut self,
         server: &Inner,
@@ -721,7 +721,7 @@ impl Connection {
         }
     }
 
-    /// What is blocked when the server becomes a replica is told so, and its connection closed.
+    /// The reply to a blocked call when the server becomes a replica. It closes the connection.
     fn send_away(&mut self) -> Frame {
         self.is_sent_away = true;
         commands::error(UNBLOCKED)

@@ -1,4 +1,4 @@
-//! One connection in memory: what is in flight in each direction, what has arrived, and two ends.
+//! One connection in memory: its two ends, and in each direction the bytes in flight and arrived.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -19,12 +19,12 @@ use crate::network::Direction;
 /// One direction of a connection.
 #[derive(Debug, Default)]
 struct Way {
-    /// What was sent, and when it is due, in order; no bytes are the end of the connection.
+    /// The bytes in flight, in order, each with the time when it is due. An empty send is the end.
     in_flight: VecDeque<(Instant, Vec<u8>)>,
     arrived: BytesMut,
-    /// The reader hears, after what has arrived, that the connection has ended.
+    /// The reader is told, after the bytes that have arrived, that the connection has ended.
     is_over: bool,
-    /// What is sent is lost.
+    /// Bytes that are sent are lost.
     is_lost: bool,
     cut: Cut,
     reader: Option<Waker>,
@@ -40,7 +40,7 @@ struct Cut {
 }
 
 impl Way {
-    /// What is due by now arrives, if the way is open.
+    /// The bytes that are due by now arrive, if the way is open.
     fn deliver(&mut self, now: Instant) {
         if self.cut.one || self.cut.link {
             return;
@@ -64,7 +64,7 @@ impl Way {
         }
     }
 
-    /// What is in flight is lost, and what is still sent.
+    /// Bytes in flight are lost, and so are bytes that are sent from now on.
     fn lose(&mut self, now: Instant) {
         self.deliver(now);
         self.in_flight.clear();
@@ -105,7 +105,7 @@ impl Wire {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether somebody has it still.
+    /// Whether an end of it is still open.
     pub(crate) fn is_open(&self) -> bool {
         let ways = self.ways();
         !ways.is_broken && ways.closed < 2
@@ -128,7 +128,7 @@ impl Wire {
         way.deliver(Instant::now());
     }
 
-    /// Mends both directions of this connection: what was in flight arrives.
+    /// Mends both directions of this connection: the bytes in flight arrive.
     pub(crate) fn mend(&self) {
         let mut ways = self.ways();
         for direction in Direction::BOTH {
@@ -138,7 +138,7 @@ impl Wire {
         }
     }
 
-    /// Both ends hear that it has ended, and what is in flight is lost.
+    /// Both ends are told that it has ended, and the bytes in flight are lost.
     pub(crate) fn end(&self) {
         let mut ways = self.ways();
         ways.is_broken = true;
@@ -157,7 +157,7 @@ impl Wire {
         }
     }
 
-    /// Whoever reads in this direction hears that the connection has ended.
+    /// The reader of this direction is told that the connection has ended.
     pub(crate) fn tell(&self, direction: Direction) {
         self.ways().of(direction).end();
     }
@@ -167,7 +167,7 @@ impl Wire {
 #[derive(Debug)]
 pub(crate) struct End {
     wire: Arc<Wire>,
-    /// Where what is written here goes.
+    /// The direction of the bytes that are written here.
     to: Direction,
     courier: Arc<Courier>,
 }
@@ -275,7 +275,7 @@ impl Drop for End {
 #[derive(Debug)]
 pub(crate) struct Courier {
     inner: Mutex<Round>,
-    /// Something is due before what is waited for.
+    /// Something is due before the time that is waited for.
     sooner: Notify,
 }
 
@@ -284,7 +284,7 @@ struct Round {
     chance: fastrand::Rng,
     latency: Duration,
     expected: BinaryHeap<Reverse<Expected>>,
-    /// So that what is due at the same time arrives in the order in which it was sent.
+    /// Numbers the sends: bytes that are due at the same time arrive in the order of sending.
     count: u64,
 }
 

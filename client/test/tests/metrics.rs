@@ -1,4 +1,4 @@
-//! What the client measures, in a process of its own: there is one meter provider in each.
+//! The client's metrics, in a process of its own: each process has one meter provider.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
@@ -12,8 +12,8 @@ use tokio::time::sleep;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The last that was measured: of a histogram how many and their whole seconds, of a counter how
-/// many by attribute.
+/// The last measurements: of a histogram the count and the sum in whole seconds, of a counter the
+/// number by attribute.
 fn measured(exporter: &InMemoryMetricExporter) -> BTreeMap<String, (u64, u64)> {
     let mut all = BTreeMap::new();
     let resource = exporter.get_finished_metrics().unwrap().pop().unwrap();

@@ -1,4 +1,4 @@
-//! `rlock doctor`: what of a server's settings is unsafe for locks, and what to do about it.
+//! `rlock doctor`: the settings of a server that are unsafe for locks, and how to mend them.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -11,7 +11,7 @@ use crate::exit::Failure;
 use crate::reply::{say, say_json};
 use crate::server::{Fleet, Node, said};
 
-/// The options that are looked at.
+/// The options that it reads.
 const OPTIONS: [&str; 8] = [
     "maxmemory",
     "maxmemory-policy",
@@ -23,8 +23,8 @@ const OPTIONS: [&str; 8] = [
     "rlock.grant-delay-ms",
 ];
 
-/// The commands by which a primary tells its replicas and its append-only file of locks, and
-/// [`DELETIONS`].
+/// The commands by which a primary replicates locks and writes them to its append-only file,
+/// besides [`DELETIONS`].
 const REPLICATED: [&str; 7] = [
     "HSET",
     "HDEL",
@@ -35,27 +35,27 @@ const REPLICATED: [&str; 7] = [
     "SELECT",
 ];
 
-/// The module replicates the first that its server has. By which of them the server tells that a
-/// key has expired, `lazyfree-lazy-expire` says.
+/// The module replicates the first that its server has. The server replicates an expired key by one
+/// of them, as `lazyfree-lazy-expire` says.
 const DELETIONS: [&str; 2] = ["DEL", "UNLINK"];
 
 /// With it the module closes the connection that was bound before.
 const CLOSES: &str = "CLIENT";
 
-/// By it a primary tells of new locks, unless `rlock.replicate` is `plain`.
+/// A primary replicates new locks by it, unless `rlock.replicate` is `plain`.
 const RESTORES: &str = "RESTORE";
 
-/// What is wrong with a server.
+/// A fault of a server.
 struct Finding {
     node: String,
-    /// What it is about, one word for scripts.
+    /// Its subject, one word for scripts.
     about: &'static str,
     what: String,
-    /// What to do.
+    /// The steps that mend it.
     advice: &'static str,
 }
 
-/// What a server told of itself. Of what it refused to tell, nothing is found.
+/// The answers of one server. A refusal is a finding; the checks that need that answer are skipped.
 #[derive(Default)]
 struct Examined {
     /// Of INFO.
@@ -70,7 +70,7 @@ struct Examined {
     default_user: Json,
     /// The server's wall clock, ahead of this machine's, in milliseconds.
     clock: Option<i64>,
-    /// What it refused, each with its reason.
+    /// The commands that it refused, each with the reason.
     refused: Vec<(&'static str, String)>,
 }
 
@@ -119,7 +119,7 @@ pub(crate) async fn doctor(fleet: &Fleet, options: &Doctor) -> Result<u8, Failur
     Ok(u8::from(!findings.is_empty()))
 }
 
-/// Why a server does not answer. To one that has renamed the command it is an unknown one.
+/// Why a server does not answer. A server that has renamed the command calls it unknown.
 fn refusal(error: &RedisError) -> String {
     let detail = error.detail().unwrap_or_default();
     if detail.starts_with("unknown command") {
@@ -159,8 +159,8 @@ impl Examined {
         Ok(examined)
     }
 
-    /// What the server says; null, and a note of that, if it refuses to. That it cannot be asked is
-    /// an error.
+    /// The server's reply. If the server refuses to answer, it is null and the refusal is noted.
+    /// That it cannot be asked is an error.
     async fn ask(
         &mut self,
         node: &Node,
@@ -499,7 +499,7 @@ impl Examined {
     }
 }
 
-/// Whether ACL GETUSER tells of a user who may use every command, key and channel.
+/// Whether the user of this ACL GETUSER may use every command, key and channel.
 fn may_do_everything(user: &Json) -> bool {
     let rules = |field: &str| user.get(field).and_then(Json::as_str).unwrap_or_default();
     let has = |field, all| rules(field).split(' ').any(|rule| rule == all);
@@ -522,7 +522,7 @@ fn without_primary(unserved: i64) -> Option<Finding> {
     })
 }
 
-/// What only several servers show.
+/// Compares the clocks of several servers.
 fn between(clocks: &[i64]) -> Option<Finding> {
     let (earliest, latest) = (clocks.iter().min()?, clocks.iter().max()?);
     let apart = latest.saturating_sub(*earliest);

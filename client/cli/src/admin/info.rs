@@ -1,4 +1,4 @@
-//! `rlock info`: who holds a lock, and who waits; and how that is said by other commands.
+//! `rlock info` shows the holders of a lock and its queue; other commands use the same words.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -11,7 +11,7 @@ use crate::exit::Failure;
 use crate::reply::{field, given, list, number, say, say_json, say_table, shown, text, time};
 use crate::server::Fleet;
 
-/// What the server tells of one lock.
+/// The reply of RLOCK.INFO for one lock.
 pub(super) async fn ask(fleet: &Fleet, name: &OsStr) -> Result<Json, Failure> {
     fleet.ask_for(cmd("RLOCK.INFO").arg(name.as_bytes())).await
 }
@@ -47,7 +47,7 @@ pub(super) async fn info(fleet: &Fleet, options: &Info) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Who holds it: each reader and the writer, each who has permits, or the one holder.
+/// The holders: each reader and the writer, each holder of permits, or the one holder.
 pub(crate) fn holders(info: &Json) -> Vec<&Json> {
     let several = list(info, "holders");
     match (several, field(info, "owner")) {
@@ -70,12 +70,12 @@ fn strange_fields(info: &Json) -> Vec<String> {
         .collect()
 }
 
-/// Who holds it, in a few words.
+/// The holders, in a few words.
 pub(crate) fn who_holds(info: &Json) -> String {
     let holders = holders(info);
     let permits = Permits::of(info);
     let who = match (field(info, "owner"), &holders[..]) {
-        // A writer who reads is there twice.
+        // A writer that also reads is listed twice.
         (Some(owner), _) => shown(owner),
         (None, []) => "-".to_owned(),
         (None, [one]) => text(one.get("owner").unwrap_or(&Json::Null)),
@@ -89,26 +89,26 @@ pub(crate) fn who_holds(info: &Json) -> String {
     }
 }
 
-/// For how long the one that holds it longest has held it, in milliseconds; null if nobody knows.
+/// How long the longest holder has held it, in milliseconds; null if that is not known.
 pub(crate) fn longest_held(info: &Json) -> Json {
     let holders = holders(info).into_iter();
     let held = holders.filter_map(|one| one.get("held-ms").and_then(Json::as_i64));
     Json::from(held.max())
 }
 
-/// How many permits are out, and how many wait for some.
+/// How many permits are out, and how many callers wait for permits.
 #[derive(Default)]
 pub(crate) struct Permits {
     out: i64,
     /// The limit that is set for all.
     limit: Option<i64>,
     waiters: i64,
-    /// How many the first waiter asks for: nobody passes it.
+    /// How many permits the first waiter asks for: no other waiter passes it.
     first_asks: i64,
 }
 
 impl Permits {
-    /// None for what is no semaphore.
+    /// None if the lock is not a semaphore.
     pub(crate) fn of(info: &Json) -> Option<Self> {
         (field(info, "mode") == Some("permits")).then(|| Self {
             out: number(info, "permits"),
@@ -173,7 +173,7 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// What tells the holders of this lock apart.
+/// The columns in which the holders of this lock differ.
 fn kind_heads(info: &Json) -> &'static [&'static str] {
     match Permits::of(info) {
         Some(_) => &["PERMITS"],

@@ -39,7 +39,7 @@ pub(crate) async fn ls(fleet: &Fleet, options: &Listing) -> Result<u8, Failure> 
     Ok(0)
 }
 
-/// A lock as it is printed. There may be a million: what the server told is not kept.
+/// A lock as it is printed. There may be a million, so the server's replies are not kept.
 struct Found {
     waiters: i64,
     /// A table's; or one, which is all of it as JSON.
@@ -191,7 +191,7 @@ async fn describe(
     {
         rest = others;
         for (name, info) in some.iter().zip(node.infos(some).await?) {
-            // It may have been given back meanwhile, or be permits of which none are out.
+            // The lock may have been released meanwhile, or be a semaphore with no permits out.
             let is_used = !holders(&info).is_empty() || number(&info, "waiters") > 0;
             if let Json::Object(mut info) = info
                 && is_used
@@ -209,7 +209,7 @@ async fn describe(
 /// The locks of one server that have been found.
 struct Locks {
     all: Vec<Found>,
-    /// So many are printed.
+    /// The greatest number of locks that are printed.
     most: usize,
     as_json: bool,
     seen: HashSet<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! `rlock why`: who holds it, what that one waits for, and so on to the end.
+//! `rlock why`: from a lock to its holder, to the lock that the holder waits for, to the end.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,7 +22,7 @@ struct Snapshot {
     locks: Vec<Waited>,
     /// By owner: the locks in whose queues it stands, each with its place there.
     waits: HashMap<String, Vec<(usize, usize)>>,
-    /// Whether this user may read every lock, so that nobody waits who is not here.
+    /// Whether this user may read every lock, so that `waits` lacks no waiter.
     is_complete: bool,
 }
 
@@ -76,8 +76,8 @@ impl Snapshot {
             let infos = infos.map_err(|error| node.failure(&error))?;
             let names = names.iter().map(|name| words(name));
             locks.extend(names.zip(infos).map(|(name, info)| Waited { name, info }));
-            // RLOCK.LIST leaves out what the user may not read, without a word. A user for whom
-            // that is nothing may read this name too.
+            // RLOCK.LIST silently leaves out the locks that the user may not read. If it hides
+            // none, the user may read this name too.
             let any = node.ask(cmd("RLOCK.INFO").arg(UNLIKELY)).await;
             is_complete &= !any.is_err_and(|error| error.code() == Some("NOPERM"));
         }
@@ -111,7 +111,7 @@ impl Snapshot {
 /// A name that no pattern of a user's rights is made for.
 const UNLIKELY: &[u8] = b"\0any lock at all";
 
-/// What is looked at next.
+/// The next step of the walk.
 enum Next<'a> {
     Lock(&'a str, &'a Json),
     Holder(&'a str, &'a Json, &'a Json),
@@ -121,8 +121,8 @@ enum Next<'a> {
     Leave(&'a str),
 }
 
-/// From a lock to its holders, from a holder to what it waits for, and on; each once. A chain may
-/// be as long as there are locks: what is still to be looked at is a list and not the stack.
+/// From a lock to its holders, from a holder to the locks that it waits for, and on; each once. A
+/// chain may be as long as there are locks, so the steps ahead are in a list and not on the stack.
 struct Walk<'a> {
     snapshot: &'a Snapshot,
     steps: Vec<Json>,
@@ -158,7 +158,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Who holds this lock.
+    /// Adds the holders of this lock.
     fn lock(&mut self, depth: usize, name: &'a str, info: &'a Json) {
         let permits = Permits::of(info);
         self.steps
@@ -186,7 +186,7 @@ impl<'a> Walk<'a> {
         self.todo.push((depth, Next::Owner(owner)));
     }
 
-    /// What this owner waits for.
+    /// Adds the locks that this owner waits for.
     fn owner(&mut self, depth: usize, owner: &'a str) {
         let waits = self.snapshot.waits_of(owner);
         if waits.is_empty() {
@@ -222,7 +222,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// So deep is shown, which is fifty locks. Each step is a line that begins farther to the right.
+/// The depth that is shown: fifty locks. Each step is a line that begins farther to the right.
 const DEPTH_MAX: u64 = 100;
 
 fn depth(step: &Json) -> u64 {
@@ -269,7 +269,7 @@ fn line(step: &Json) -> String {
             Some(session) => format!("session {}, client {}", shown(session), of("client-id")),
             None => "no session".to_owned(),
         };
-        // Of a holder without a session that nobody waited for, the server does not know it.
+        // The server does not know it for a holder without a session that no owner waited for.
         let held = match step.get("held-ms") {
             Some(ms) if !ms.is_null() => format!(" for {}", time(ms)),
             _ => String::new(),

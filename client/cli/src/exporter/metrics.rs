@@ -16,7 +16,7 @@ enum Kind {
 
 use Kind::{Counter, Gauge, Time};
 
-/// The fields with one number, each with what it counts.
+/// The fields with one number, each with its kind and its help text.
 const FIELDS: &[(&str, Kind, &str)] = &[
     (
         "rlock_grants",
@@ -132,7 +132,7 @@ const PARTS: &[(&str, &str)] = &[
 const WAIT: &str = "How long granted waiters had waited.";
 const HOLD: &str = "How long locks were held.";
 
-/// What one node said.
+/// The reply of one node.
 pub(crate) struct Scrape {
     node: String,
     /// None if it did not answer.
@@ -248,7 +248,7 @@ pub(crate) fn page(scrapes: &[Scrape]) -> String {
     page.text()
 }
 
-/// What is counted apart for some names.
+/// The counts that are kept by pattern of names.
 fn patterns(page: &mut Page, scrape: &Scrape) {
     for number in 1.. {
         let field = format!("rlock_pattern_{number}");

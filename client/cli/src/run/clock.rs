@@ -1,4 +1,4 @@
-//! Until when the command may run: on a clock that goes on while the machine is suspended.
+//! The deadline of the command, on a clock that goes on while the machine is suspended.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ pub(crate) struct Deadline {
     suspended: Duration,
     /// The last suspension that the guard does not know of.
     resumed: Option<Resumed>,
-    /// What a guard says that was confirmed in this moment.
+    /// The validity of a guard at the moment of its confirmation.
     fresh: Duration,
     /// Taken off for the time that killing takes.
     margin: Duration,
@@ -59,7 +59,7 @@ struct Resumed {
     renewed: bool,
 }
 
-/// What the two readings of a pair may lie apart on a busy machine.
+/// How far apart the two readings of a pair may lie on a busy machine.
 const TOLERANCE: Duration = Duration::from_millis(50);
 
 impl Deadline {
@@ -80,7 +80,7 @@ impl Deadline {
         }
     }
 
-    /// The deadline, if the guard says this now.
+    /// The deadline, if the guard's `valid_for` is this now.
     pub(crate) fn advance(&mut self, now: Now, valid_for: Duration) -> Duration {
         let suspended = now.all.saturating_sub(now.awake);
         if suspended > self.suspended.saturating_add(TOLERANCE) {
@@ -91,9 +91,9 @@ impl Deadline {
             });
         }
         if let Some(resumed) = &self.resumed {
-            // What the guard says is the earlier of two ends, that of the lease and that of the
-            // session's grace. The lease was renewed by a command that was sent since; this says
-            // the same of the session.
+            // `valid_for` ends with the lease or with the session's grace, whichever is earlier.
+            // The lease was renewed by a command that was sent since; this check shows the same of
+            // the session.
             let end = now.awake.saturating_add(valid_for);
             if !resumed.renewed || end < resumed.at.saturating_add(self.fresh) {
                 return self.until;

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 pub(crate) struct Group(pub(crate) Pid);
 
 impl Group {
-    /// One that has gone has nobody to be told.
+    /// If the group has gone, there is nothing to signal.
     pub(crate) fn signal(self, signal: Signal) {
         let _ = killpg(self.0, signal);
     }

@@ -1,10 +1,10 @@
 //! The guardian: a process beside `rlock run` that starts the command, and ends it.
 //!
-//! `rlock` holds the lock and may be killed at any moment, also by SIGKILL, of which it hears
-//! nothing. So the command is not its child but the guardian's, which waits for two things: the end
-//! of its socket to `rlock`, and a deadline that `rlock` moves on as long as the lock is confirmed.
-//! With either it kills the command's process group. That takes milliseconds; the server keeps the
-//! lock of a connection that closed for the grace, which is a second at least. So the group is gone
+//! `rlock` holds the lock and may be killed at any moment, also by SIGKILL, which it cannot handle.
+//! So the command is not its child but the guardian's, which waits for two things: the end of its
+//! socket to `rlock`, and a deadline that `rlock` moves on as long as the lock is confirmed. With
+//! either it kills the command's process group. That takes milliseconds; the server keeps the lock
+//! of a connection that closed for the grace, which is a second at least. So the group is gone
 //! before the lock can be granted to another, also when `rlock` is stopped or hangs.
 //!
 //! Why not other ways: the parent-death signal reaches one process, not its group (it is set all
@@ -102,7 +102,7 @@ struct Running {
     ended: Option<(Report, Instant)>,
 }
 
-/// What has happened.
+/// The events that the guardian waited for.
 struct Events {
     orders: bool,
     children: bool,
@@ -116,8 +116,8 @@ impl Guardian {
         let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         sys::wait_for_children()?;
         set_name(c"lock-guardian")?;
-        // What the command leaves behind becomes a child of the guardian, which waits for it: so
-        // it is known when the group is gone, whoever is process 1.
+        // Orphans of the command become children of the guardian, which waits for them: so it knows
+        // when the group is gone, even where process 1 waits for no orphans.
         set_child_subreaper(true)?;
         let mut signals = SigSet::empty();
         signals.add(Signal::SIGCHLD);
@@ -156,7 +156,7 @@ impl Guardian {
                 return Ok(false);
             }
             if events.children {
-                // What it says does not matter: every child is asked.
+                // The content of the signals does not matter: every child is asked.
                 while self.children.read_signal()?.is_some() {}
                 self.reap();
             }
@@ -191,7 +191,7 @@ impl Guardian {
         })
     }
 
-    /// Does what it is told. False once `rlock` has gone.
+    /// Carries out the orders. False once `rlock` has gone.
     fn obey(&mut self) -> io::Result<bool> {
         if !self.inbox.receive(&self.link)? {
             return Ok(false);
@@ -282,8 +282,8 @@ impl Guardian {
         }
     }
 
-    /// The command has ended: what it left in its group is told to end as well, for the lock is
-    /// given back as soon as the group has gone.
+    /// The command has ended. Processes that it left in its group are told to end as well, since
+    /// the lock is given back as soon as the group has gone.
     fn end(&mut self, report: Report) {
         let Some(command) = &mut self.command else {
             return;
@@ -373,7 +373,7 @@ fn i32_of(signal: Signal) -> i32 {
     signal as i32
 }
 
-/// The deadline that never comes: what is said with `--on-lost ignore`.
+/// The deadline that never comes, for `--on-lost ignore`.
 pub(crate) fn never() -> Duration {
     since_boot().saturating_add(Duration::from_secs(1 << 32))
 }

@@ -15,17 +15,17 @@ use crate::permits::Asked;
 /// How a name is locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A plain lock, which one holds.
+    /// A plain lock, which has one holder.
     Plain,
     /// A read-write lock, together with other readers.
     Read,
     /// A read-write lock, alone.
     Write,
-    /// So many permits of a semaphore.
+    /// Permits of a semaphore.
     Permits(Asked),
 }
 
-/// For how long it is waited.
+/// How long `rlock` waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     Forever,
@@ -34,7 +34,7 @@ pub(crate) enum Wait {
 }
 
 impl Wait {
-    /// What is left of it after what came before.
+    /// The time of the wait that is left since this start.
     fn since(self, start: Instant) -> Self {
         match self {
             Self::Forever => Self::Forever,
@@ -76,8 +76,8 @@ impl<M: 'static> AnyGuard for Guard<M> {
     }
 }
 
-/// All that was asked for. It is one guard, but for several read-write locks, each of which is
-/// taken by itself.
+/// All locks that were asked for: one guard, but for several read-write locks, since each of those
+/// is taken by itself.
 pub(crate) struct Held {
     guards: Vec<Box<dyn AnyGuard>>,
     /// The names as they were given, each with its token.
@@ -173,7 +173,7 @@ impl Held {
         Ok(Self { guards, tokens })
     }
 
-    /// For how long they may all be called held, as [`Guard::valid_for`].
+    /// How long all of them are held for certain, as [`Guard::valid_for`].
     pub(crate) fn valid_for(&self) -> Duration {
         let each = self.guards.iter().map(|guard| guard.valid_for());
         each.min().unwrap_or_default()
@@ -192,7 +192,7 @@ impl Held {
         Ok(())
     }
 
-    /// Gives all back, and tells the first thing that went wrong.
+    /// Gives all back, and returns the first error.
     pub(crate) async fn unlock(self) -> Result<(), Error> {
         let mut outcome = Ok(());
         for guard in self.guards {
@@ -201,7 +201,7 @@ impl Held {
         outcome
     }
 
-    /// What the command finds in its environment: a line each, in the same order.
+    /// The variables for the command's environment: a line for each name, in the same order.
     pub(crate) fn variables(&self) -> Vec<(OsString, OsString)> {
         let names: Vec<&OsStr> = self.tokens.iter().map(|(name, _)| &**name).collect();
         let tokens: Vec<_> = self.tokens.iter().map(|(_, t)| t.to_string()).collect();

@@ -1,11 +1,11 @@
-//! What `rlock run` and its guardian say to each other, over a socket between the two.
+//! The messages between `rlock run` and its guardian, over a socket between the two.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::time::Duration;
 
-/// What the guardian is told.
+/// An order to the guardian.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Run the command.
@@ -18,7 +18,7 @@ pub(crate) enum Order {
     Lost,
 }
 
-/// The command and what it finds.
+/// The command, and how to run it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Start {
     /// The program and its arguments.
@@ -27,11 +27,11 @@ pub(crate) struct Start {
     pub(crate) variables: Vec<(OsString, OsString)>,
     /// Whether it is given the terminal.
     pub(crate) foreground: bool,
-    /// Between SIGTERM and SIGKILL for what it leaves behind.
+    /// Between SIGTERM and SIGKILL for processes that the command leaves behind.
     pub(crate) kill_after: Duration,
 }
 
-/// What the guardian tells.
+/// A report of the guardian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
     /// The process of the command, which is its group too. Sent by the command's own process
@@ -86,7 +86,7 @@ impl Report {
 }
 
 impl Order {
-    /// Its length, its kind, and what belongs to it.
+    /// Its length, its kind, and its content.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
         match self {
@@ -154,7 +154,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Reads what is there. False once the other side has gone.
+    /// Reads the bytes that have arrived. False once the other side has gone.
     pub(crate) fn receive(&mut self, mut link: impl Read) -> io::Result<bool> {
         let mut part = [0; 4096];
         let length = link.read(&mut part)?;

@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::sys;
 
-/// What ends a wait and is passed on to a command.
+/// The signals that end a wait and are passed on to a command.
 const PASSED_ON: [i32; 6] = [
     libc::SIGHUP,
     libc::SIGINT,
@@ -23,13 +23,13 @@ const PASSED_ON: [i32; 6] = [
 pub(crate) struct Signals(Vec<(i32, Signal)>);
 
 impl Signals {
-    /// Those that would end `rlock`.
+    /// Listens for the signals that would end `rlock`.
     pub(crate) fn listen() -> io::Result<Self> {
         Self::of(&PASSED_ON)
     }
 
-    /// And while a command runs: children that end, and Ctrl-Z that a terminal sends here. Without
-    /// one nobody would tell a command that was stopped so to go on.
+    /// And while a command runs: children that end, and Ctrl-Z from a terminal. Without a terminal
+    /// no shell would tell a stopped command to go on.
     pub(crate) fn listen_to_more(&mut self, has_terminal: bool) -> io::Result<()> {
         let ctrl_z = has_terminal.then_some(libc::SIGTSTP);
         let more: Vec<_> = ctrl_z.into_iter().chain([libc::SIGCHLD]).collect();
@@ -37,7 +37,7 @@ impl Signals {
         Ok(())
     }
 
-    /// What the caller has `rlock` ignore stays ignored, as `nohup` and shells expect.
+    /// Signals that the caller made `rlock` ignore stay ignored, as `nohup` and shells expect.
     pub(crate) fn of(numbers: &[i32]) -> io::Result<Self> {
         let ignored = ignored();
         let heard = numbers.iter().filter(|number| !is_in(ignored, **number));

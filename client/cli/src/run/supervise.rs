@@ -1,4 +1,4 @@
-//! While the command runs: what is heard of the lock, of the command, and from outside.
+//! While the command runs: events of the lock, reports on the command, and signals from outside.
 
 use std::io;
 use std::os::unix::net::UnixStream as Link;
@@ -48,8 +48,8 @@ pub(crate) struct Supervisor<'a> {
     /// While the command stands stopped after this process was stopped with it, until the server
     /// has confirmed the lock: whether the command is given the terminal then.
     resuming: Option<bool>,
-    /// A renewal under way. It goes on whatever else happens meanwhile: begun anew with each event
-    /// it would never end where the server is far away.
+    /// A renewal in flight. It goes on while other events come: if each event began it anew, it
+    /// would never end where the server is far away.
     renewing: Option<Renewing<'a>>,
     /// Whether SIGINT has ended the command.
     interrupted: bool,
@@ -57,8 +57,8 @@ pub(crate) struct Supervisor<'a> {
     passed_interrupt_on: bool,
     /// The status instead of the command's own, once it has been told to end.
     told_to_end: Option<u8>,
-    /// When to move the deadline on at the latest, however much happens until then: begun anew with
-    /// each event that would never be while signals come more often, and the guardian would kill.
+    /// When to move the deadline on at the latest. If each event set this time anew, it would never
+    /// come while signals come more often, and the guardian would kill the command.
     look_at: Instant,
     /// When it may not go on any more.
     ends_at: Option<Instant>,
@@ -134,8 +134,9 @@ impl<'a> Supervisor<'a> {
             kill_after: self.plan.kill_after,
         };
         self.tick().await;
-        // A lock of several may be lost while another is waited for, or this process have stood
-        // still since: then somebody else may have it, and nothing is begun.
+        // One of several locks may be lost while `rlock` waits for another, or this process may
+        // have stood still since. Then another owner may have the lock, so the command is not
+        // started.
         if self.held.valid_for().is_zero() {
             warn("the lock was lost before the command was run");
             self.end_guardian();
@@ -263,7 +264,7 @@ impl<'a> Supervisor<'a> {
     }
 
     /// A command that stands stopped goes on only now: while it stood, the lock may have been
-    /// granted to another, of which this process has not heard.
+    /// granted to another owner, and this process may not have been told.
     async fn renewed(&mut self, sent: Now, renewed: Result<(), Error>) {
         match renewed {
             Ok(()) => self.deadline.renewed(sent),
@@ -325,8 +326,8 @@ impl<'a> Supervisor<'a> {
         self.end_within(self.plan.kill_after, may_go_on).await;
     }
 
-    /// Asks the command to end, and kills it after this time. What of it stands stopped is made to
-    /// go on and end in good order only if it may: without the lock it would run beside the next
+    /// Asks the command to end, and kills it after this time. Stopped processes are continued, to
+    /// end in good order, only if `may_go_on`: without the lock they would run beside the next
     /// owner.
     async fn end_within(&mut self, kill_after: Duration, may_go_on: bool) {
         let now = Instant::now();
@@ -361,7 +362,7 @@ impl<'a> Supervisor<'a> {
         given_up
     }
 
-    /// What the guardian says; the status, if the command has ended.
+    /// Handles a report of the guardian. Returns the status, if the command has ended.
     async fn report(&mut self, report: Report) -> Result<Option<u8>, Failure> {
         match report {
             Report::Started(pid) => self.group = Some(Group(Pid::from_raw(pid))),
@@ -385,7 +386,7 @@ impl<'a> Supervisor<'a> {
         self.told_to_end.unwrap_or(own)
     }
 
-    /// The guardian has killed it, because this process had said nothing in time.
+    /// The guardian has killed the command, because this process sent no new deadline in time.
     fn overdue(&mut self) {
         if !self.lost {
             warn("the lock was not confirmed in time; the command was killed");
@@ -429,8 +430,8 @@ impl<'a> Supervisor<'a> {
         Ok(None)
     }
 
-    /// It was stopped, by Ctrl-Z or because it wants the terminal. This process stops with it, so
-    /// that the shell has the terminal again, and goes on with it.
+    /// The command was stopped, by Ctrl-Z or because it wants the terminal. This process stops with
+    /// it, so that the shell has the terminal again, and goes on with it.
     async fn stopped(&mut self, signal: i32) {
         let wants_terminal = [libc::SIGTTIN, libc::SIGTTOU].contains(&signal);
         let Some(terminal) = &self.terminal else {
@@ -443,7 +444,8 @@ impl<'a> Supervisor<'a> {
             // If that fails nothing was stopped.
             let _ = sys::stop_as_ctrl_z();
             self.resuming = Some(had_terminal || wants_terminal);
-            // One that was sent before says nothing of the time for which this stood still.
+            // A renewal that was sent before says nothing of the time while this process stood
+            // still.
             self.renewing = None;
             if self.advance() <= since_boot() {
                 self.lose("it was stopped for too long").await;
@@ -514,10 +516,10 @@ const SOON: Duration = Duration::from_millis(1);
 /// How long a guardian may take to make room for an order.
 const ORDERED: Duration = Duration::from_millis(100);
 
-/// How long after the kill a guardian may take to say so, before it is not waited for.
+/// How long after the kill `rlock` waits for the guardian's report.
 const KILLED: Duration = Duration::from_millis(100);
 
-/// How long a process that is to be killed is waited for once the lock is lost.
+/// How long `rlock` waits for a killed process to end once the lock is lost.
 const UNKILLABLE: Duration = Duration::from_secs(10);
 
 /// Between a renewal that failed and the next.

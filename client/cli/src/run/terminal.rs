@@ -25,7 +25,7 @@ impl Terminal {
         tcgetpgrp(&self.0) == Ok(group)
     }
 
-    /// Puts a group into the foreground. Who is not there itself would be stopped by SIGTTOU,
+    /// Puts a group into the foreground. A caller in the background would be stopped by SIGTTOU,
     /// unless that is blocked. Makes system calls only.
     pub(crate) fn give_to(&self, group: Pid) -> nix::Result<()> {
         let mut blocked = SigSet::empty();

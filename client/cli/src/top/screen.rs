@@ -130,7 +130,7 @@ fn sessions(frame: &mut Frame<'_>, state: &State, area: Rect) {
     frame.render_widget(table(&heads, rows.collect(), &widths), area);
 }
 
-/// One lock: who holds it, and its queue.
+/// One lock: its holders and its queue.
 fn detail(frame: &mut Frame<'_>, name: &str, info: &Json, area: Rect) {
     let holders = holder_table(info);
     let tall = u16::try_from(holders.rows.len().min(8))

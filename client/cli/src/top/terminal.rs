@@ -40,7 +40,7 @@ static SHOWN: Mutex<Shown> = Mutex::new(Shown::Nothing);
 enum Shown {
     /// The terminal is not ours yet, or no more.
     Nothing,
-    /// It is ours, and what was drawn is no longer there.
+    /// It is ours, and the last frame is no longer there.
     Empty,
     Screen,
 }
@@ -61,7 +61,7 @@ impl Screen {
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
         let mut shown = turn();
         if *shown == Shown::Empty {
-            // Forgets what was drawn, so that all of it is drawn again.
+            // Forgets the last frame, so that all of the next is drawn.
             self.0.swap_buffers();
             *shown = Shown::Screen;
         }
@@ -110,7 +110,7 @@ pub(super) fn runtime() -> io::Result<Runtime> {
         .build()
 }
 
-/// What ends or stops the program gives the terminal back first.
+/// A signal that ends or stops the program gives the terminal back first.
 fn heed_signals() -> io::Result<()> {
     let runtime = runtime()?;
     let heeded = [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGTSTP];

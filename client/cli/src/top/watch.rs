@@ -1,4 +1,4 @@
-//! What is looked at: a sample of all nodes, and rates since the one before.
+//! The data that `rlock top` shows: a sample of all nodes, and rates since the one before.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -12,8 +12,8 @@ use crate::exit::Failure;
 use crate::reply::{number, words};
 use crate::server::Fleet;
 
-/// So many locks are asked for, those with the most waiters, and so many sessions: each costs the
-/// server a command a second, or a line of its answer.
+/// The locks that are asked for, those with the most waiters, and the sessions that are shown: each
+/// costs the server a command a second, or a line of its answer.
 const LOCKS: usize = 40;
 const SESSIONS: usize = 100;
 
@@ -25,14 +25,14 @@ pub(super) struct Lock {
     pub(super) name: String,
     pub(super) waiters: i64,
     pub(super) longest_ms: i64,
-    /// Who, as it is shown.
+    /// The holders, as they are shown.
     pub(super) holder: String,
     /// As milliseconds, or null.
     pub(super) held_ms: Json,
     pub(super) ttl_ms: Json,
 }
 
-/// What was there at one moment.
+/// The state at one moment.
 #[derive(Default)]
 pub(super) struct Sample {
     at: Option<Instant>,

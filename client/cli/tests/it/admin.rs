@@ -1,4 +1,4 @@
-//! What operators type, against real locks.
+//! The commands for operators, against real locks.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 
 use crate::program::{output, quiet_status, rlock, status_and_line};
 
-/// What it prints, if it ends so.
+/// The output of a command that ends with this status.
 #[track_caller]
 fn printed(server: &Server, words: &[&str], status: i32) -> String {
     let Output {
@@ -206,7 +206,7 @@ fn why_calls_nothing_a_circle_that_is_none() {
     let server = Server::start();
     let _session = session(&server);
     let mut conn = server.connect();
-    // Both readers wait for one owner, who waits for another lock.
+    // Both readers wait for one owner, which waits for another lock.
     conn.run("RLOCK.ACQUIRE a bob 60000 READ").held();
     conn.run("RLOCK.ACQUIRE a carol 60000 READ").held();
     conn.run("RLOCK.ACQUIRE b dora 60000").held();
@@ -297,7 +297,7 @@ fn break_needs_a_yes_and_cancel_a_waiter() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // It may have refused before it is written to.
+    // It may have refused before the test writes to it.
     let _ = piped.stdin.take().unwrap().write_all(b"y\n");
     assert_eq!(
         piped.wait().unwrap().code(),
@@ -315,7 +315,7 @@ fn break_needs_a_yes_and_cancel_a_waiter() {
     assert_eq!(server.holder("a"), None);
 }
 
-/// As it is printed, without what differs from run to run.
+/// The printed text, without the parts that differ from run to run.
 #[track_caller]
 fn lines(server: &Server, words: &[&str], status: i32) -> Vec<String> {
     let text = printed(server, words, status);
@@ -347,7 +347,7 @@ fn permits_are_shown_with_their_limit_holders_and_waiters() {
     assert_eq!(quiet_status(&server, &["limit", "exports", "5"]), 0);
     conn.run(acquire("bob", "PERMITS 2")).held();
     let _dora = server.blocked_in(&acquire("dora", "PERMITS 3 BLOCK 0"));
-    // One is free, and nobody passes dora.
+    // One permit is free, and no waiter passes dora.
     let _erin = server.blocked_in(&acquire("erin", "PERMITS 1 BLOCK 60000"));
     conn.cmd(&["HSET", "exports", "odd", "1"]);
     let listed = "exports permits 4/5 permits: 2 holders … … 2";
@@ -433,7 +433,7 @@ fn limit_tells_sets_and_takes_away() {
         printed(&server, &["limit", "exports", "0"], 0),
         "no limit was set\n"
     );
-    // What has no permits has no limit.
+    // A lock without permits has no limit.
     conn.run("RLOCK.ACQUIRE lock alice 60000").held();
     conn.run("RLOCK.ACQUIRE read alice 60000 READ").held();
     for name in ["lock", "read"] {
@@ -458,7 +458,7 @@ fn limit_tells_sets_and_takes_away() {
     }
 }
 
-/// What the doctor finds, one word each.
+/// The subjects of the doctor's findings.
 #[track_caller]
 fn found(server: &Server, status: i32) -> Vec<String> {
     let report = json(server, &["doctor"], status);
@@ -494,7 +494,7 @@ fn doctor_finds_each_thing_that_is_unsafe() {
     assert_eq!(found(&server, 1), ["eviction"]);
     server.run("CONFIG SET maxmemory 0");
     server.run("CONFIG SET appendonly yes");
-    // Until the first AOF is there the server does not end.
+    // The server does not end before the first AOF is there.
     until("the first AOF is written", || {
         server.info_number("aof_rewrite_in_progress") == 0
     });
@@ -535,7 +535,7 @@ fn doctor_finds_a_missing_module_and_missing_rights() {
     }
 }
 
-/// What `rename-command` has taken away, at a replica too, which its primary cannot see.
+/// Commands removed by `rename-command`; also at a replica, where the primary does not see it.
 #[test]
 fn doctor_finds_missing_commands() {
     let without = |names: &[&str]| {
@@ -567,7 +567,7 @@ fn doctor_finds_missing_commands() {
         text.contains("it has no RESTORE: unless its primary"),
         "{text}"
     );
-    // What it cannot carry out its primary does not hear of.
+    // A primary does not hear of a command that its replica cannot carry out.
     let replica = without(&["DEL"]).without_module().start();
     let primary = Server::start();
     replica.run(format!("REPLICAOF 127.0.0.1 {}", primary.port()));
@@ -581,7 +581,7 @@ fn doctor_finds_missing_commands() {
         replica.info_number("unexpected_error_replies") > 0
     });
     assert!(found(&replica, 1).contains(&"replication".to_owned()));
-    // One that does not tell.
+    // A server that refuses to tell.
     let silent = without(&["COMMAND", "CONFIG"]).start();
     assert_eq!(found(&silent, 1), ["rights"; 2]);
     let text = printed(&silent, &["doctor"], 1);
@@ -630,7 +630,7 @@ fn doctor_finds_that_default_may_not_do_everything_where_there_is_an_aof() {
     let text = printed(&server, &["--user", "asks", "doctor"], 1);
     assert!(text.contains("it does not answer ACL GETUSER: "), "{text}");
     assert!(text.contains("the right +acl|getuser\n"), "{text}");
-    // Without a file nobody need be asked.
+    // Without an AOF the rights do not matter.
     server.run("CONFIG SET appendonly no");
     assert_eq!(found_as(&server, "asks", 1), ["persistence"]);
 }
@@ -672,7 +672,7 @@ fn who_lacks_a_right_is_told_which() {
         ("rlock.info", &["limit", "job"]),
         ("rlock.limit", &["limit", "job", "3"]),
     ] {
-        // A lock of his own, so that there is one to be asked about.
+        // A lock of alice's, so that there is something to ask about.
         server.run("RLOCK.ACQUIRE job alice 60000").held();
         server.run(format!("ACL SETUSER bob -{command}"));
         let line = said(words);

@@ -1,4 +1,4 @@
-//! `rlock exporter`, with Debian's own Prometheus where there is one (`make prometheus`).
+//! `rlock exporter`, and Debian's own Prometheus if it is installed (`make prometheus`).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use serde_json::Value as Json;
 
 use crate::program::{PROGRAM, Running, quiet_status, url};
 
-/// One that listens on a port of its own.
+/// An exporter that listens on a port of its own.
 struct Exporter {
     process: Running,
     address: String,
@@ -80,7 +80,7 @@ fn used_server() -> Server {
     server
 }
 
-/// The names of the metrics, without what a histogram adds to its own.
+/// The names of the metrics, without the suffixes of histograms.
 fn names(metrics: &str) -> BTreeSet<String> {
     let types = metrics
         .lines()
@@ -90,7 +90,7 @@ fn names(metrics: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// As process 1 of a container nothing else would end it.
+/// Nothing else would end process 1 of a container.
 #[test]
 fn it_ends_when_it_is_told_to() {
     let server = Server::start();
@@ -180,7 +180,7 @@ fn a_node_that_knows_of_no_slots_is_down() {
 #[test]
 fn nodes_that_hang_cost_the_others_nothing() {
     let shards = Shards::start();
-    // Connected to by the kernel, and never answered.
+    // The kernel connects to these, and no process answers.
     let silent: Vec<_> = (0..8)
         .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
         .collect();
@@ -233,7 +233,7 @@ fn who_asks_slowly_is_cut_off_and_leaves_room_for_others() {
         .unwrap();
     let mut rest = Vec::new();
     first.read_to_end(&mut rest).expect("it was cut off");
-    // An answer ends the connection, also for who would go on.
+    // An answer ends the connection, also for a client that would go on.
     let mut stream = TcpStream::connect(&exporter.address).unwrap();
     stream
         .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -318,7 +318,7 @@ fn dashboard_and_rules_use_only_metrics_that_there_are() {
     }
 }
 
-/// Whether the program is here; `make prometheus` sees to it that it is.
+/// Whether the program is installed, as by `make prometheus`.
 fn has(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
     let needed = std::env::var_os("RLOCK_PROMETHEUS").is_some();

@@ -13,7 +13,7 @@ use rlock_tests::{Proxy, Server, until};
 
 use crate::program::{PROGRAM, Running, children, has_ended, name, state, url};
 
-/// A shell on a terminal of its own, and what it has written there.
+/// A shell on a terminal of its own, and the text on that terminal.
 struct Shell {
     bash: Running,
     keys: File,
@@ -62,7 +62,7 @@ impl Shell {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Types, and waits until this is seen that was not there before.
+    /// Types, and waits until this text is seen that was not there before.
     #[track_caller]
     fn type_and_see(&mut self, keys: &str, expected: &str) {
         let before = self.screen.lock().unwrap().len();
@@ -218,7 +218,7 @@ fn who_is_stopped_for_longer_than_the_lock_is_sure_does_not_go_on() {
 fn in_the_background_it_stops_when_it_reads_and_fg_gives_it_the_terminal() {
     let server = Server::start();
     let mut shell = Shell::start(&server);
-    // In the shell's background the terminal is not this job's to give.
+    // A job in the shell's background may not give the terminal away.
     shell.type_keys("$rlock run --grace 60s --lease 60s a -- cat &\n");
     until("it runs", || server.holder("a").is_some());
     until("rlock stops with its command", || {

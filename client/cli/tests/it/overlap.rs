@@ -21,10 +21,10 @@ use crate::program::{Running, rlock};
 const LOCKS: u64 = 6;
 const CONTENDERS: u64 = 3;
 
-/// The last of the locks is a semaphore with one permit, which is no other promise.
+/// The last of the locks is a semaphore with one permit, which promises the same.
 const LAST: &str = "lock-5";
 
-/// What happens to a round; most of them have to be killed, for their command would take long.
+/// The fate of a round. Most rounds have to be killed, since their command would take long.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Ends,
@@ -107,7 +107,7 @@ fn storm(time: Duration) {
     assert!(rounds > 100, "too few rounds to say anything: {rounds}");
 }
 
-/// One command under the lock, and what happens to it. False if it did not get that far.
+/// One command under the lock, and its fate. Returns false if it did not get that far.
 fn round(server: &Server, name: &str, fate: Fate, random: &mut Random, end: Instant) -> bool {
     let file = file_of(server, name);
     let ms = match fate {

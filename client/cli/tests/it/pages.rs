@@ -49,7 +49,7 @@ fn bash_completes_commands_and_options() {
     }
 }
 
-/// What the shell prints when it is asked; none where there is no such shell.
+/// The output of a script in this shell; None where the shell is not installed.
 fn asked(shell: &str, words: &[&str], script: &str) -> Option<String> {
     let directory = Path::new(PROGRAM).parent().unwrap();
     let path = format!("{}:{}", directory.display(), std::env::var("PATH").unwrap());
@@ -105,7 +105,7 @@ fn zsh_completes_commands_options_and_values() {
         ("rlock run --on-l", "rlock run --on-lost"),
         ("rlock run --on-lost k", "rlock run --on-lost kill"),
     ] {
-        // The quotes within `ready` keep what is typed from looking like what is printed.
+        // The quotes within `ready` keep the typed line from looking like its output.
         let script = format!(
             "zmodload zsh/zpty; zpty shell zsh -f -i
              zpty -w shell 'PS1=; autoload -Uz compinit; compinit -D'

@@ -26,7 +26,7 @@ pub(crate) fn url(server: &Server) -> String {
     format!("redis://{}", server.address())
 }
 
-/// What it prints and how it ends.
+/// Its output and its status.
 #[track_caller]
 pub(crate) fn output(server: &Server, words: &[&str]) -> Output {
     rlock(server, words).output().expect("the program runs")
@@ -49,7 +49,7 @@ pub(crate) fn status_and_line(server: &Server, words: &[&str]) -> (i32, String) 
     (output.status.code().expect("a status"), text)
 }
 
-/// One that runs; it is killed with the value.
+/// A running `rlock`; dropping this kills it.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Running {

@@ -219,7 +219,7 @@ fn readers_run_together_and_a_writer_alone() {
     );
 }
 
-/// How many permits are out, and whether somebody waits.
+/// How many permits are out, and whether there are waiters.
 fn permits(server: &Server, name: &str) -> (i64, bool) {
     let info = server.run(format!("RLOCK.INFO {name}"));
     let is_free = !info.keys().contains(&"permits".to_owned());
@@ -254,7 +254,7 @@ fn as_many_commands_run_as_there_are_permits() {
     assert_eq!((status("1/4"), status("2/4")), (0, 1));
     let words = ["run", "-w", "0.3", "--permits", "2/4", "a", "--", "true"];
     assert_eq!(quiet_status(&server, &words), 1, "in time");
-    // A limit that is set counts for those who wait, and in place of what they name.
+    // A limit that is set counts for waiters too, in place of the limit that they name.
     let third = Running::start(run("3/4"));
     until("it waits", || permits(&server, "a") == (3, true));
     assert_eq!(quiet_status(&server, &["limit", "a", "6"]), 0);
@@ -483,8 +483,8 @@ fn what_the_command_leaves_behind_in_its_group_ends_before_the_lock_is_given_bac
     }
 }
 
-/// One child after the other, each of which goes on in its parent's place and does not end when
-/// told to: a reader of /proc misses it now and then.
+/// A chain of forks: each child goes on in its parent's place and ignores SIGTERM. A reader of
+/// /proc misses it now and then.
 #[test]
 fn a_chain_of_forks_does_not_outlive_the_lock() {
     let server = Server::start();
@@ -524,7 +524,7 @@ fn a_guardian_that_was_stopped_is_made_to_go_on() {
     kill(guardian, Signal::SIGSTOP).unwrap();
     server.run("RLOCK.BREAK a");
     assert_eq!(running.status(), 0);
-    // When a signal is to be passed on.
+    // The same when a signal has to be passed on.
     let mut running = Running::start(rlock(&server, &["run", "a", "--", "sleep", "60"]));
     running.await_command();
     kill(running.guardian().unwrap(), Signal::SIGSTOP).unwrap();
@@ -813,7 +813,7 @@ fn users_have_passwords_that_the_command_line_does_not_show() {
     assert!(line.contains("refused"), "{line}");
 }
 
-/// Of several locks one is lost while another is waited for.
+/// One of several locks is lost while `rlock` waits for another.
 #[test]
 fn nothing_is_begun_without_the_lock() {
     let server = Server::start();
@@ -832,7 +832,7 @@ fn nothing_is_begun_without_the_lock() {
     assert!(!told.exists(), "it has been run");
 }
 
-/// And what was taken before it was given up is given back at once, not after the grace.
+/// And the locks taken until then are given back at once, not after the grace.
 #[test]
 fn what_was_taken_of_several_is_given_back() {
     let server = Server::start();

@@ -6,13 +6,13 @@ use rlock_tests::{Server, eventually};
 
 use crate::program::{PROGRAM, status_and_line, url};
 
-/// A tmux of its own with `rlock top` in it; it ends with the value.
+/// A tmux of its own with `rlock top` in it; dropping this ends it.
 struct Screen {
     socket: String,
 }
 
 impl Screen {
-    /// None where there is no tmux.
+    /// None where tmux is not installed.
     fn start(server: &Server) -> Option<Self> {
         Self::of(server, &format!("{}; sleep 60", top(server)))
     }
@@ -145,7 +145,7 @@ fn it_shows_hot_locks_sorts_filters_looks_into_one_and_leaves() {
     });
     screen.press(&["Tab"], "sessions", |screen| screen.contains("worker:7"));
     screen.press(&["Tab"], "locks", |screen| first_words(screen).len() == 2);
-    // What changes is seen.
+    // A change shows on the screen.
     conn.run("RLOCK.CANCEL apple dora");
     screen.press(&[], "one lock is left", |screen| {
         first_words(screen) == ["pear"]
@@ -158,14 +158,14 @@ fn it_shows_hot_locks_sorts_filters_looks_into_one_and_leaves() {
     screen.press(&[], "it is back", |screen| {
         screen.contains("rlock top: 1 nodes")
     });
-    // Nobody waits for a silent server who wants to leave.
+    // A user who wants to leave need not wait for a silent server.
     server.freeze();
     screen.press(&["q"], "the screen is given back", |screen| {
         !screen.contains("rlock top")
     });
 }
 
-/// Otherwise the shell that comes next would show nothing of what is typed.
+/// Otherwise the next shell would not show the keys that are typed.
 #[test]
 fn a_signal_ends_it_and_the_terminal_is_given_back() {
     for signal in ["TERM", "HUP"] {

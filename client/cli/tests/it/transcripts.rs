@@ -1,9 +1,9 @@
 //! The transcripts in docs/cli.md, played back with the real program.
 //!
-//! Played is what stands in blocks fenced as `console`: a line that begins with `$ ` is typed, the
-//! lines below it are what it prints. The locks are those of the story in docs/operations.md, which
-//! is told to the server first. A number, with or without a unit of time, stands for any; so does
-//! an address, and a run of blanks for any longer or shorter. All else must match to the letter.
+//! The test plays the blocks fenced as `console`: a line that begins with `$ ` is typed, the lines
+//! below it are its output. The locks are those of the story in docs/operations.md, which the
+//! server is told first. A number, with or without a unit of time, stands for any; so does an
+//! address, and a run of blanks for any longer or shorter. All else must match to the letter.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -58,7 +58,7 @@ fn systemd_finds_nothing_wrong_with_the_unit() {
     let page = read("docs/cli.md");
     let unit = page.split("```ini\n").nth(1).expect("a unit");
     let unit = unit.split("```").next().unwrap();
-    // Where they are here.
+    // The paths on this machine.
     let unit = unit.replace("/usr/local/bin/rlock", PROGRAM);
     let unit = unit.replace("/usr/local/bin/report.sh", "/bin/true");
     assert!(unit.contains(PROGRAM), "{unit}");
@@ -92,7 +92,7 @@ fn blocks(page: &str) -> Vec<Vec<&str>> {
     blocks.map(|block| block.lines().collect()).collect()
 }
 
-/// What is typed, and what is to be printed then.
+/// Each typed command, with its expected output.
 fn steps(page: &str) -> Vec<(String, String)> {
     let blocks = blocks(page).into_iter();
     let steps = blocks.flat_map(|block| {
@@ -109,7 +109,7 @@ fn steps(page: &str) -> Vec<(String, String)> {
     steps.collect()
 }
 
-/// Each window of the story, one of which waits at its end. They stay open.
+/// Each window of the story. A window that ends with a command waits there. They stay open.
 fn tell_the_story(server: &Server) -> Vec<Conn> {
     let page = read("docs/operations.md");
     let (story, _) = page.split_once("\n## ").expect("a heading");
@@ -163,7 +163,7 @@ fn printed(server: &Server, directory: &Path, typed: &str) -> String {
     text.replace("Valkey ", "Redis ") // whichever is tested
 }
 
-/// What is the same in two texts that differ only in what may differ.
+/// The text with a stand-in for each part that may differ.
 fn alike(text: &str) -> String {
     let lines = text.lines().map(|line| {
         let blanks = line.len() - line.trim_start().len();

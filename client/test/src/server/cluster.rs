@@ -16,11 +16,11 @@ use crate::commands::{array, blob, error, number};
 use crate::keyspace::Keyspace;
 pub use resharding::Resharding;
 
-/// So many slots has a cluster.
+/// How many slots a cluster has.
 const SLOTS: u16 = 16_384;
 
-/// The slot of a key: that of what is between its first `{` and the next `}`, if there is
-/// something.
+/// The slot of a key. If there is text between its first `{` and the next `}`, only that text
+/// counts.
 pub(crate) fn slot_of(key: &[u8]) -> u16 {
     let tag = || {
         let from = key.splitn(2, |byte| *byte == b'{').nth(1)?;
@@ -40,7 +40,7 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// Who serves what. Nodes are numbered; in the place of one there may be its replica.
+/// The node of each slot. Nodes are numbered; a node may be replaced by its replica.
 #[derive(Debug)]
 pub(crate) struct Slots {
     /// The number of the node that serves each slot.
@@ -59,21 +59,21 @@ struct OnItsWay {
     know: BTreeSet<usize>,
 }
 
-/// What a node takes a slot for.
+/// How a node sees a slot.
 enum Slot {
     Served,
-    /// It serves the slot, which is on its way to this node.
+    /// This node serves the slot, which is on its way to the node of this number.
     Migrating(usize),
-    /// The slot is this node's, and on its way here.
+    /// The node of this number serves the slot, which is on its way here.
     Importing(usize),
-    /// It is this node's.
+    /// The node of this number serves it.
     Elsewhere(usize),
 }
 
 /// Why a command cannot be carried out at a node.
 pub(crate) enum Misrouted {
     CrossSlot,
-    /// Of its keys some are here, and others not.
+    /// Some of its keys are here, and others are not.
     TryAgain,
     Ask {
         slot: u16,
@@ -103,7 +103,7 @@ impl Slots {
         self.on_their_way.borrow().get(&slot).cloned()
     }
 
-    /// Whose a slot is, as this node sees it.
+    /// The node that serves a slot, as this node sees it.
     fn seen_by(&self, node: usize, slot: u16) -> usize {
         let way = self.on_its_way(slot);
         let moved = way.filter(|way| way.know.contains(&node));
@@ -200,8 +200,8 @@ impl Membership {
         matches!(self.slots.state(self.node, slot_of(key)), Slot::Served)
     }
 
-    /// Whether these keys are to be asked for here, as a server finds out (`getNodeByQuery`);
-    /// `has` says which it has, and `is_asking` whether `ASKING` came before.
+    /// Whether these keys are served here, as a server finds out (`getNodeByQuery`); `has` says
+    /// which it has, and `is_asking` whether `ASKING` came before.
     pub(crate) fn route(
         &self,
         keys: &[&[u8]],
@@ -236,7 +236,7 @@ impl Membership {
         }
     }
 
-    /// Why a command cannot be carried out here, if it names keys and cannot. A replica sends all
+    /// Why a command that names keys cannot be carried out here, if so. A replica sends all of them
     /// to its primary.
     pub(crate) fn refuses(
         &self,
@@ -356,7 +356,7 @@ impl Cluster {
         nodes.all(|node| self.node(node).is_up())
     }
 
-    /// The keys of a slot. What is at the node that it leaves is asked for there.
+    /// The node of a slot, and the slot's keys: at both nodes, if it is on its way.
     fn keys_of(&self, name: &str) -> (Server, Keyspace) {
         let slot = slot_of(name.as_bytes());
         let server = self.node(self.slots.node_of(slot));
@@ -368,9 +368,9 @@ impl Cluster {
         (server, keys)
     }
 
-    /// Moves the slot of this name to another node in one step, with all keys. Those who wait at
-    /// the old one are told `MOVED`. Nothing is done, and false told, if one of the two does not
-    /// run, or the slot moves key by key.
+    /// Moves the slot of this name to another node in one step, with all keys. The waiters at the
+    /// old node are told `MOVED`. It does nothing, and returns false, if one of the two nodes does
+    /// not run, or the slot moves key by key.
     pub fn move_slot(&self, name: &str, to: usize) -> bool {
         let slot = slot_of(name.as_bytes());
         let from = self.node(self.slots.node_of(slot));
@@ -407,7 +407,7 @@ impl Cluster {
         }
     }
 
-    /// This server is to be the replica of a node.
+    /// Makes this server the replica of a node.
     pub fn add_replica(&self, number: usize, replica: &Server) {
         let slots = Rc::clone(&self.slots);
         let node = number;

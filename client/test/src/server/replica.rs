@@ -1,4 +1,4 @@
-//! Replication: what a primary writes reaches its replicas a little later.
+//! Replication: a primary's writes reach its replicas a little later.
 //!
 //! A replica is sent all keys after each step that has written something, and takes them over in
 //! that order: it has the keys that its primary had some time ago.
@@ -25,9 +25,9 @@ pub(super) struct Replication {
     following: RefCell<CancellationToken>,
     /// Its own replicas.
     feeds: RefCell<Vec<Feed>>,
-    /// What they were sent last.
+    /// The offset that its replicas were sent last.
     fed: Cell<u64>,
-    /// What it has taken over from its primary.
+    /// The offset up to which it has copied its primary.
     copied: Cell<u64>,
     /// The longest time that a write or an acknowledgement is under way between it and its primary.
     lag: Cell<Duration>,
@@ -82,7 +82,7 @@ impl Server {
         let replication = &self.inner.replication;
         let primary = Rc::downgrade(&primary.inner);
         let before = replication.of.replace(Some(primary));
-        // What it had of another's is not what it is to copy now.
+        // Keys of another primary do not count as copied from this one.
         replication.copied.set(0);
         replication.feeds.take();
         if before.is_none() {
@@ -93,8 +93,8 @@ impl Server {
         self.inner.follow();
     }
 
-    /// From now on it is a primary, as by `REPLICAOF NO ONE`, with the keys that it has. What was
-    /// under way from its former primary is lost.
+    /// From now on it is a primary, as by `REPLICAOF NO ONE`, with the keys that it has. Writes in
+    /// flight from its former primary are lost.
     pub fn promote(&self) {
         let replication = &self.inner.replication;
         replication.following.borrow().cancel();
@@ -110,12 +110,12 @@ impl Server {
         self.inner.is_replica()
     }
 
-    /// What its primary writes takes up to this to get here, and the acknowledgement to get back.
+    /// A write of its primary takes up to this time to get here, and so does the acknowledgement.
     pub fn set_lag(&self, longest: Duration) {
         self.inner.replication.lag.set(longest);
     }
 
-    /// Cuts the link to its primary, in both directions: what is under way waits.
+    /// Cuts the link to its primary, in both directions: writes in flight wait.
     pub fn cut_replication(&self) {
         self.inner.replication.link.send_replace(false);
     }
@@ -132,8 +132,8 @@ impl Server {
         clients.cancel();
     }
 
-    /// How much this replica has of what its primary has written. Of two, the one with less has
-    /// not heard of all that the other has.
+    /// How much of its primary's writes this replica has. A replica with a lower offset lacks
+    /// writes that another has.
     pub fn offset(&self) -> u64 {
         self.inner.replication.copied.get()
     }
@@ -152,7 +152,7 @@ impl Inner {
         self.replication.of.borrow().is_some()
     }
 
-    /// How many replicas have acknowledged so much.
+    /// How many replicas have acknowledged this offset.
     pub(super) fn copies_of(&self, offset: u64) -> i64 {
         let feeds = self.replication.feeds.borrow();
         let have = feeds
@@ -161,7 +161,7 @@ impl Inner {
         i64::try_from(have.count()).unwrap_or(i64::MAX)
     }
 
-    /// Sends replicas what was written since this was called last.
+    /// Sends replicas the writes since the last call.
     pub(super) fn feed_replicas(&self) {
         let engine = self.engine.borrow();
         let offset = engine.keys().written();
@@ -278,5 +278,5 @@ impl Inner {
     }
 }
 
-/// After so long a replica tries again to connect to its primary.
+/// A replica tries again after this time to connect to its primary.
 const CONNECT_AGAIN: Duration = Duration::from_secs(1);

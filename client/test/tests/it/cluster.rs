@@ -43,7 +43,7 @@ fn each_lock_is_at_the_node_that_serves_its_slot() -> Result<(), Error> {
     })
 }
 
-/// Each part comes before the first is to be renewed, and all together after its lease.
+/// Each part is granted before the first must be renewed, but all together after its lease.
 #[test]
 fn parts_that_come_one_after_the_other_keep_the_first_for_longer_than_its_lease()
 -> Result<(), Error> {
@@ -111,7 +111,7 @@ fn a_lock_whose_key_has_gone_ahead_is_asked_for_where_it_is() -> Result<(), Erro
         assert!(two.lock("{a}goes").try_lock().await.is_err());
         let both = two.multi(["{a}goes", "{a}stays"]).try_lock().await;
         assert!(both.is_err(), "they are apart");
-        // What is not there yet is taken where the slot goes.
+        // A lock that does not exist yet is taken at the node that the slot goes to.
         let fresh = two.lock("{a}fresh").lock().await?;
         assert_eq!(cluster.node(to).holders("{a}fresh").len(), 1);
         goes.unlock().await?;

@@ -1,4 +1,4 @@
-//! Replicas that lag, failovers that lose what they have not got, and sentinels that tell of them.
+//! Replicas that lag, failovers that lose writes not yet copied, and sentinels that announce them.
 
 use std::time::Duration;
 
@@ -96,9 +96,9 @@ fn a_failover_keeps_what_the_replica_has_and_loses_the_rest() -> Result<(), Erro
         }
         let switched = Instant::now();
         assert_eq!(tail.lost().await, LostReason::NotHeld);
-        // One of them tells of it at once.
+        // One of the sentinels announces it at once.
         assert!(switched.elapsed() < Duration::from_secs(1));
-        // The old primary does not know, and is asked no more.
+        // The old primary does not know of it, and is not asked any more.
         assert_eq!(primary.holders("b").len(), 1);
         assert!(!kept.is_lost());
         replica.mend_replication();
@@ -222,7 +222,7 @@ fn each_of_two_replicas_acknowledges_for_itself() -> Result<(), Error> {
         replicas[1].cut_replication();
         let other = by_one.lock("c").lock().await?;
         assert!(replicas[0].offset() > replicas[1].offset());
-        // Of what one has acknowledged the other may know nothing.
+        // One replica may lack writes that the other has acknowledged.
         replicas[1].mend_replication();
         sleep(Duration::from_secs(2)).await;
         replicas[1].set_lag(Duration::ZERO);

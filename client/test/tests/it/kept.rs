@@ -45,7 +45,7 @@ fn hold(lock: &Lock) -> JoinHandle<Result<(), Error>> {
     })
 }
 
-/// The server is not asked by them, and so tells nothing.
+/// These callers do not ask the server, so it sends no event.
 #[test]
 fn a_guard_hears_of_callers_of_its_own_process() -> Result<(), Error> {
     rlock_test::run(1, async |network| {
@@ -54,11 +54,11 @@ fn a_guard_hears_of_callers_of_its_own_process() -> Result<(), Error> {
         let lock = client.lock("k").keep(HOUR);
         let guard = lock.lock().await?;
         assert!(timeout(MINUTE, guard.wanted()).await.is_err());
-        // Who is refused is told of once.
+        // A caller that is refused is reported once.
         assert!(lock.try_lock().await.is_err());
         assert!(timeout(MINUTE, guard.wanted()).await.is_ok());
         assert!(timeout(MINUTE, guard.wanted()).await.is_err());
-        // Who comes while it listens, and as long as that one waits.
+        // A caller that comes later is reported as long as it waits.
         let later = lock.clone();
         let waiting = spawn_local(async move {
             sleep(ms(10)).await;
@@ -68,7 +68,7 @@ fn a_guard_hears_of_callers_of_its_own_process() -> Result<(), Error> {
         assert!(timeout(MINUTE, guard.wanted()).await.is_ok());
         guard.unlock().await?;
         waiting.await.expect("it ends")?;
-        // The next guard has not to hear of those before it.
+        // The next guard is not told of callers before it.
         let guard = lock.lock().await?;
         assert!(timeout(MINUTE, guard.wanted()).await.is_err());
         guard.unlock().await
@@ -189,7 +189,7 @@ fn who_waits_behind_a_call_that_nobody_polls_hears_in_time_that_it_is_granted() 
     })
 }
 
-/// The first call was refused, of which no word has come; the lock is free by then.
+/// The reply that refuses the first call is delayed; the lock is free by then.
 #[test]
 fn a_try_does_not_pass_who_waits_in_its_process() -> Result<(), Error> {
     rlock_test::run(1, async |network| {

@@ -1,4 +1,4 @@
-//! What a guard that has gone asked for is not what the next one gets.
+//! The settings of a guard that has gone do not apply to the next guard.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Races between what a client does and what it is told, each found by an attack.
+//! Races between a client's actions and the server's messages, each found by an attack.
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,
@@ -64,7 +64,7 @@ fn a_loss_that_is_told_together_with_its_grant_is_heard() {
         let _beside = waiting_beside.await.unwrap().unwrap();
         hosts[1].set_latency(ms(0));
         sleep(Duration::from_secs(50)).await;
-        // Nobody holds it; and somebody else gets it.
+        // It is free, and another client gets it.
         let third = one.lock("orders").try_lock().await.expect("it is free");
         assert!(
             guard.is_lost(),
@@ -79,8 +79,8 @@ fn other_owner(server: &Server) -> String {
     server.holders("orders").pop().expect("somebody has it")
 }
 
-/// A lock is taken again by the same owner while its last guard, whose longest hold is nearly
-/// over, is being given back: the new hold is asked for with what was left of the old one.
+/// A lock is taken again by the same owner while its last guard, whose longest hold is nearly over,
+/// is being given back. The new hold must not end with the time that the old one had left.
 #[test]
 fn a_lock_that_is_taken_anew_has_a_lease_of_its_own() {
     rlock_test::run(1, async |network| {
@@ -123,7 +123,7 @@ fn a_grant_whose_event_is_lost_is_not_entered_twice_beside_a_lost_guard() {
         let waiting = tokio::task::spawn_local(async move { lock.lock().await });
         sleep(ms(100)).await;
         assert_eq!(server.contents().waiters, 1);
-        // The grant is told, and that is lost with the connections.
+        // The event of the grant is lost with the connections.
         hosts[1].cut(ADDRESS, rlock_test::Direction::ToHost);
         held.unlock().await.unwrap();
         sleep(ms(100)).await;
@@ -143,7 +143,7 @@ fn a_grant_whose_event_is_lost_is_not_entered_twice_beside_a_lost_guard() {
 
 /// A wait for several, beside a guard of one of them, is granted; the first guard's lock is
 /// deleted and taken anew by the same owner; then the call, which has heard of nothing, is dropped.
-/// What it gives back by MRELEASE is the new guard's.
+/// The MRELEASE that it sends must not end the new guard's hold.
 #[test]
 fn a_dropped_wait_for_several_takes_nothing_from_a_newer_guard() {
     let mut failed = Vec::new();
@@ -194,8 +194,8 @@ fn a_release_on_a_connection_that_was_given_up_takes_nothing_from_the_next_write
             let scope = other.scope();
             let lock = scope.rw_lock("orders").lease(Duration::from_secs(60));
             let first = lock.write().await.unwrap();
-            // What is sent now is a long time on its way; what is sent later, by another
-            // connection, is not.
+            // A command that is sent now takes a long time. A command that is sent later, by
+            // another connection, does not.
             hosts[1].set_latency(Duration::from_secs(8));
             drop(first);
             sleep(ms(1)).await;
@@ -389,8 +389,8 @@ fn a_guard_of_several_that_lost_one_takes_nothing_from_a_newer_one() {
     assert!(failed.is_empty(), "two guards say held: {failed:?}");
 }
 
-/// A wait for several that is granted sets the lease of a lock that its owner holds to what it
-/// asked for when it began to wait. Dropped before it hears of that, it leaves it so.
+/// A wait for several that is granted sets its own lease for a lock that its owner holds already. A
+/// call that is dropped before it hears of the grant must not leave it so.
 #[test]
 fn a_dropped_wait_for_several_does_not_cut_the_lease_of_another_guard() {
     rlock_test::run(1, async |network| {
@@ -454,7 +454,7 @@ fn a_release_of_several_on_a_connection_that_was_given_up_takes_nothing_from_the
     assert!(failed.is_empty(), "two guards say held: {failed:?}");
 }
 
-/// The same for who waits meanwhile: the short lease is asked for, and granted later.
+/// The same for a call that waits meanwhile and is granted later.
 #[test]
 fn a_wait_that_begins_beside_a_release_has_a_lease_of_its_own() {
     rlock_test::run(1, async |network| {

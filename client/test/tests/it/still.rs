@@ -92,8 +92,8 @@ fn a_server_killed_while_it_stood_still_does_nothing_it_was_sent() -> Result<(),
     })
 }
 
-/// The answers come later than usual, and each is overdue by the share of the grace that there is
-/// for one. What is dialled then is of no use: the old answer comes first.
+/// Replies come later than usual: each takes longer than its share of the grace. A connection that
+/// is dialled then is of no use: the old reply comes first.
 #[test]
 fn a_long_way_to_the_server_opens_no_connection_again_and_again() -> Result<(), Error> {
     rlock_test::run(3, async |network| {
@@ -112,7 +112,7 @@ fn a_long_way_to_the_server_opens_no_connection_again_and_again() -> Result<(), 
     })
 }
 
-/// Two stalls, each of which costs no guard.
+/// Two stalls, each too short to cost a guard.
 fn stalls_twice(seed: u32, grace: u64, lengths: [u64; 3]) -> Result<bool, Error> {
     rlock_test::run(seed.into(), async |network| {
         let server = network.server("locks:6379");
@@ -134,7 +134,7 @@ fn stalls_twice(seed: u32, grace: u64, lengths: [u64; 3]) -> Result<bool, Error>
     })
 }
 
-/// What answers a late call says nothing of the time since that was sent.
+/// The reply to a late call confirms nothing of the time since the call was sent.
 #[test]
 fn a_server_that_stands_still_again_at_once_costs_no_guard() -> Result<(), Error> {
     for (grace, lengths) in [(1_000, [790, 10, 300]), (5_000, [4_390, 150, 500])] {
@@ -146,8 +146,8 @@ fn a_server_that_stands_still_again_at_once_costs_no_guard() -> Result<(), Error
     Ok(())
 }
 
-/// A server that stood still for a while, and then a session connection of which nobody hears any
-/// more: the time that answers usually take must not be waited twice.
+/// A server stands still for a while, and then a session connection delivers nothing more: the
+/// usual time for an answer must not be waited twice.
 #[test]
 fn a_connection_that_falls_silent_after_a_stall_costs_no_guard() -> Result<(), Error> {
     for seed in 1..=5_u32 {

@@ -1,5 +1,5 @@
-//! A grant of several locks of which no word has come is undone, while another call of the scope is
-//! granted one of them: that is its own.
+//! A call undoes a grant of several locks whose event was lost. Meanwhile another call of the scope
+//! is granted one of them, and keeps it.
 #![allow(clippy::unwrap_used, reason = "a test fails so")]
 
 use std::cell::Cell;

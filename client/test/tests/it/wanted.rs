@@ -1,4 +1,4 @@
-//! Guards that hear of those who wait, at the server in memory.
+//! Guards that are told of waiters, at the server in memory.
 
 use std::time::Duration;
 
@@ -79,8 +79,8 @@ fn after_a_failover_the_new_primary_is_asked() -> Result<(), Error> {
     })
 }
 
-/// Word of the loss comes before the answer that brings the grant. Until the server has said so
-/// once more, the next caller would be given what somebody else has by now.
+/// Word of the loss comes before the answer that brings the grant. If the server were not asked
+/// again, the next caller would be given a lock that another owner has by now.
 #[test]
 fn a_kept_lock_whose_loss_was_told_ahead_is_not_handed_on() -> Result<(), Error> {
     rlock_test::run(4, async |network| {

@@ -8,8 +8,8 @@ use super::{Cluster, OnItsWay, slot_of};
 /// [`migrate`](Self::migrate) until no key is left, then [`tell`](Self::tell) each node.
 ///
 /// Meanwhile the old node sends clients on (`ASK`) for keys that are not there any more, and the
-/// new one answers those only who say that they were sent (`ASKING`). Commands for keys of which
-/// some are here and some there are answered `TRYAGAIN`.
+/// new one answers only clients that say that they were sent (`ASKING`). A command gets `TRYAGAIN`
+/// if some of its keys are at one node and some at the other.
 #[derive(Clone, Debug)]
 pub struct Resharding {
     cluster: Cluster,
@@ -61,8 +61,8 @@ impl Resharding {
         keys.collect()
     }
 
-    /// Moves a key, as `MIGRATE … REPLACE`: it keeps the time that it has left. Whether it has: not
-    /// if it is not there any more, or one of the two nodes does not run.
+    /// Moves a key, as `MIGRATE … REPLACE`: it keeps the time that it has left. Returns false if
+    /// the key is not there any more, or one of the two nodes does not run.
     pub fn migrate(&self, key: &str) -> bool {
         let (from, to) = (self.cluster.node(self.from), self.cluster.node(self.to));
         if !from.is_running() || !to.is_running() {
@@ -79,9 +79,9 @@ impl Resharding {
         true
     }
 
-    /// Tells a node that the slot has moved, as `CLUSTER SETSLOT … NODE`. Whether it takes it: not
-    /// if it does not run, or is the old node and has keys still. When all have been told, the move
-    /// is over.
+    /// Tells a node that the slot has moved, as `CLUSTER SETSLOT … NODE`. Returns false if the node
+    /// does not run, or is the old node and still has keys. When all have been told, the move is
+    /// over.
     pub fn tell(&self, node: usize) -> bool {
         let keeps = node == self.from && !self.keys_left().is_empty();
         if keeps || !self.cluster.node(node).is_running() {
