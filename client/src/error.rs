@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redis::RedisError;
 
-/// Why a call did not do what it was asked to.
+/// Why a call failed.
 ///
 /// The kind tells what is certain:
 /// - [not acquired](Self::is_not_acquired): somebody else has the lock; nothing is held.
@@ -17,13 +17,13 @@ use redis::RedisError;
 /// - [deadlock](Self::is_deadlock): the wait could never have ended; nothing is held.
 /// - [module not loaded](Self::is_module_not_loaded): the server does not know `RLOCK.*`.
 /// - [refused](Self::is_refused): the server said no, in the words that the error shows.
-/// - [not acknowledged](Self::is_not_acknowledged): the lock was granted, but not enough replicas
-///   said in time that they know; nothing is held. Of a renewal: what was held is held as before.
+/// - [not acknowledged](Self::is_not_acknowledged): the lock was granted, but too few replicas
+///   acknowledged it in time; nothing is held. After a renewal: the hold stays as it was.
 ///
-/// After an unknown `lock()`, `try_lock()` or `lock_timeout()` the client gives back in the
-/// background what the server may have granted; but not for an [`Owner`](crate::Owner) who has
-/// other guards of the lock, which it could take along. At worst the lock stays taken until its
-/// lease ends, or until the same owner comes again.
+/// After an unknown `lock()`, `try_lock()` or `lock_timeout()` the client releases a possible grant
+/// in the background. It does not if the [`Owner`](crate::Owner) has other guards of the lock,
+/// because the release could end them too. At worst the lock stays taken until its lease ends, or
+/// until the same owner locks it again.
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -31,7 +31,7 @@ pub struct Error {
     code: Code,
     detail: Cow<'static, str>,
     lease_left: Option<Duration>,
-    /// What it came from, which the text says.
+    /// The underlying error; the text includes it.
     cause: Option<RedisError>,
 }
 
@@ -57,10 +57,10 @@ pub enum ErrorKind {
     NotAcknowledged,
 }
 
-/// What kind of error it is, and for kinds a method that says whether it is of that one.
+/// The method `kind`, and for each listed kind a method that tests for it.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $is:ident: $kind:ident;)*) => {
-        /// What kind of error this is.
+        /// The kind of this error.
         pub fn kind(&self) -> crate::ErrorKind {
             self.kind
         }
@@ -119,7 +119,8 @@ impl Error {
         self.is_unavailable() || self.is_unknown()
     }
 
-    /// What was left of the present holder's lease when the server answered "not acquired".
+    /// The time that was left of the present holder's lease when the server answered "not
+    /// acquired".
     ///
     /// Zero: free at that instant, but promised to a waiter. `None`: the key has no expiry,
     /// or this is an error of another kind.
@@ -378,7 +379,7 @@ impl fmt::Display for LostReason {
     }
 }
 
-/// What the crate decides by, of a server's error or its own.
+/// The code of a server's error or of our own, by which the crate makes its decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
     /// None that matters.

@@ -1,5 +1,5 @@
-//! What can be measured, if the feature is on: by [OpenTelemetry]'s interface and after its
-//! conventions. All that knows of the feature is in this file.
+//! The metrics, if the feature is on: by [OpenTelemetry]'s interface and after its conventions. No
+//! other file knows of the feature.
 //!
 //! [OpenTelemetry]: https://opentelemetry.io
 #![cfg_attr(

@@ -371,7 +371,7 @@ impl Pending {
         if may_be_held {
             return Error::no_reply(None);
         }
-        // What was sent was refused, for a reason that has not passed.
+        // The server refused all commands that were sent, and the reason has not passed.
         let trouble = self.context.router.trouble();
         trouble.unwrap_or_else(Error::not_attached)
     }

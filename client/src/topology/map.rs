@@ -1,5 +1,5 @@
-//! What is known of a cluster: who serves which slot, and where each node is. A node is its id, by
-//! whatever address it is reached.
+//! The known state of a cluster: which node serves which slot, and where each node is. The id
+//! identifies a node, not the address by which it is reached.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -292,7 +292,7 @@ pub(crate) struct Member {
     pub(crate) other_hosts: Vec<Box<str>>,
 }
 
-/// A host, unless the node does not know what it is called.
+/// A host; `None` if the node does not know its own.
 pub(crate) fn named(host: &str) -> Option<Box<str>> {
     (!host.is_empty()).then(|| host.into())
 }
@@ -300,7 +300,7 @@ pub(crate) fn named(host: &str) -> Option<Box<str>> {
 /// The host of a node that should be called by its name, and has none.
 pub(crate) const NAMELESS: &str = "?";
 
-/// So many slots has a cluster.
+/// The number of slots in a cluster.
 pub(crate) const SLOTS: u16 = 16_384;
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::time::{MILLIS_MAX, up_to_whole_millis};
 
-/// Who must have a grant before it counts.
+/// The copies of a grant that are needed before it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Durability {
     pub(crate) replicas: u32,
@@ -185,7 +185,7 @@ pub(crate) fn guard(subject: Subject<'_>, token: u64, command: &Cmd) -> Cmd {
     let mut cmd = subject.cmd("RLOCK.GUARD", None);
     cmd.arg("TOKEN").arg(token).arg("CALL");
     for arg in command.args_iter() {
-        // Whoever sends a cursor that is kept apart has been refused before.
+        // A command with a cursor argument was refused before this.
         if let Arg::Simple(arg) = arg {
             cmd.arg(arg);
         }
