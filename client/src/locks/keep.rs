@@ -27,9 +27,9 @@ use crate::{locked, metrics};
 /// The kept locks of a client. The last handle (the client, a clone, or a lock named by it) ends
 /// it, and idle locks are released.
 pub(crate) struct Keeper {
-    /// So many are kept idle.
+    /// The largest number of idle locks.
     most: usize,
-    /// So many are idle now.
+    /// The number of idle locks now.
     idle: Arc<AtomicUsize>,
     stock: Mutex<Stock>,
 }

@@ -46,7 +46,7 @@ pub(super) struct State {
     slots: Slab<Slot>,
     calls: Slab<Call>,
     with_session: WithSession,
-    /// So many calls and places in line have been numbered.
+    /// The number of calls and places in the queue that have been numbered.
     numbers: u64,
 }
 

@@ -31,7 +31,7 @@ impl Member {
 /// The state that the clones of a client, its locks and its guards share.
 pub(crate) struct Core {
     pub(crate) members: Box<[Arc<Member>]>,
-    /// So many servers are a majority.
+    /// The number of servers that are a majority.
     pub(crate) need: usize,
     /// For how long each server may be asked.
     pub(crate) server_timeout: Duration,

@@ -25,7 +25,7 @@ pub(crate) struct Expected {
     pub(super) asking: bool,
     /// When its caller is told that no answer has come, if it was not told yet.
     pub(super) until: Option<Instant>,
-    /// So many links had it.
+    /// The number of links that have had it.
     pub(crate) hops: u32,
     /// The last sending.
     pub(super) sent: Option<Sending>,

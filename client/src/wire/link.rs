@@ -595,5 +595,5 @@ const BATCH_MAX: usize = 32;
 /// So often in a row a server may not know the session although that was answered in between.
 const STRANGERS_MAX: u32 = 2;
 
-/// So many commands may wait for their answers.
+/// The number of commands that may wait for their answers.
 const UNANSWERED_MAX: usize = 100_000;

@@ -31,7 +31,7 @@ pub(super) struct State {
     present: Option<Arc<Confidence>>,
     /// Why the last try to reach the server failed, if it did.
     broken: Option<Error>,
-    /// So many answers there were.
+    /// The number of answers so far.
     answers: u64,
     /// The node's id in a cluster, else the server's run id, as BIND has told it; or why the last
     /// try to bind a connection failed.
@@ -261,7 +261,7 @@ impl Answers {
         Some(self.0.borrow().present.as_ref()?.life)
     }
 
-    /// So many there were.
+    /// The number of answers so far.
     pub(super) fn count(&self) -> u64 {
         self.0.borrow().answers
     }
