@@ -504,7 +504,7 @@ twin! {
         /// Starts the lease anew on every server.
         async fn renew(&self) -> Result<(), QuorumError>;
 
-        /// Waits until somebody else tries to get the lock.
+        /// Waits until another client tries to get the lock.
         async fn wanted(&self) -> Result<(), QuorumError>;
 
         /// Gives the lock back on all servers and waits until a majority has confirmed it.
@@ -513,8 +513,8 @@ twin! {
 }
 
 impl QuorumGuard {
-    /// Waits until somebody else tries to get the lock, at most this long: whether somebody does.
-    /// With a timeout of zero it only looks, and never waits for a server. See
+    /// Waits for at most this long until another client tries to get the lock. Returns whether one
+    /// does. With a timeout of zero it only looks, and never waits for a server. See
     /// [`crate::QuorumGuard::wanted`].
     ///
     /// # Errors

@@ -193,8 +193,8 @@ impl Error {
         Self::new(ErrorKind::Unknown, detail)
     }
 
-    /// No connection; or one that the server ended with a word of its own, such as that it does not
-    /// know the password.
+    /// No connection, or one that the server refused with an error of its own, for example for a
+    /// wrong password.
     pub(crate) fn could_not_connect(cause: RedisError) -> Self {
         match cause.code() {
             Some(code) => Self::from_server(code, cause.detail()),
@@ -208,8 +208,8 @@ impl Error {
         Self::unavailable(detail).with_code(Code::Elsewhere)
     }
 
-    /// No sentinel said where the primary is, and each of them why not: there is at least one. Only
-    /// if all of them refused is it of no use to ask again.
+    /// No sentinel named the primary; `errors` has the reason of each, at least one. Asking again
+    /// is of no use only if all of them refused.
     pub(crate) fn no_sentinel(errors: &[Self]) -> Self {
         let other = errors.iter().find(|error| !error.is_refused());
         let kind = other.map_or(ErrorKind::Refused, |_| ErrorKind::Unavailable);
@@ -223,8 +223,8 @@ impl Error {
         Self { detail, ..self }
     }
 
-    /// That a grant or a renewal is acknowledged by too few, from why a server could not be asked
-    /// or did not answer.
+    /// Too few acknowledged a grant or a renewal, because a server could not be asked or did not
+    /// answer.
     pub(crate) fn unacknowledged(self) -> Self {
         if !self.is_unanswered() {
             return self;
@@ -286,8 +286,8 @@ impl Error {
         matches!(self.code, Code::Moved | Code::Ask).then_some(&*self.detail)
     }
 
-    /// An error with which nodes send a command on: to its caller it says that none of them has
-    /// carried the command out.
+    /// Turns an error that redirects a command into one for its caller: no node has carried the
+    /// command out.
     pub(crate) fn misdirected(mut self) -> Self {
         if self.redirect().is_some() {
             self.kind = ErrorKind::Unavailable;
@@ -382,7 +382,7 @@ impl fmt::Display for LostReason {
 /// The code of a server's error or of our own, by which the crate makes its decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
-    /// None that matters.
+    /// No code that matters.
     None,
     /// The lock's slot is at another node, or its key is for now.
     Moved,
@@ -416,8 +416,8 @@ impl Code {
     }
 }
 
-/// The server's code words; others say that it refuses the command. Of `Unavailable` it has not
-/// carried the command out, and may do so later.
+/// The server's error codes; any other means that it refuses the command. After `Unavailable` it
+/// has not carried the command out, and may do so later.
 const CODES: &[(&str, Code, ErrorKind)] = &[
     ("DEADLOCK", Code::None, ErrorKind::Deadlock),
     ("NOTHELD", Code::NotHeld, ErrorKind::Lost),
@@ -481,7 +481,7 @@ mod tests {
         }
     }
 
-    /// As what a caller is told of an error with this text, in the end.
+    /// The kind that a caller finally gets for an error with this text.
     fn told(text: &str) -> ErrorKind {
         Error::from_text(text).misdirected().kind()
     }

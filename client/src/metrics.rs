@@ -25,7 +25,7 @@ struct Instruments {
     reconnects: Counter<u64>,
 }
 
-/// Those of the meter provider that is the global one when the first of them is used.
+/// Instruments of the meter provider that is the global one at the first measurement.
 #[cfg(feature = "metrics")]
 static INSTRUMENTS: std::sync::LazyLock<Instruments> = std::sync::LazyLock::new(|| {
     let meter = global::meter("rlock");

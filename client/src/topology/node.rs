@@ -14,7 +14,7 @@ use crate::wire::{
     sentinel_watch,
 };
 
-/// A server, the task that carries commands to it, and the one that listens to it. Both begin
+/// A server, the task that carries commands to it, and the task that listens to it. Both begin
 /// unconnected and connect by themselves; they end with it.
 pub(crate) struct Node {
     pub(crate) link: Link,

@@ -72,7 +72,7 @@ impl Router {
         self.only.as_ref()?.session.server()
     }
 
-    /// The node of this session; the one that serves the name, if that is not used any more.
+    /// The node of this session; if it is not used any more, the node that serves the name.
     pub(crate) fn node_of(&self, session: &Arc<Session>, name: &[u8]) -> Arc<Node> {
         let map = locked(&self.map);
         let node = map

@@ -30,7 +30,7 @@ impl Slots {
 
     /// All nodes that serve any.
     pub(super) fn ids(&self) -> BTreeSet<Arc<str>> {
-        // Of thousands of slots in a row one names the node.
+        // One slot of each run is enough: runs are thousands of slots long.
         let mut runs: Vec<_> = self.0.iter().flatten().collect();
         runs.dedup();
         runs.into_iter().cloned().collect()

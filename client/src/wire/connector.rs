@@ -20,7 +20,7 @@ use crate::wire::{Address, Connection, Dialer, Sentinels, request};
 pub(crate) struct Connector {
     /// How to connect; with sentinels its host is the name of the service.
     server: ConnectionInfo,
-    /// Those that are asked where the server is.
+    /// The sentinels that know where the server is; empty without any.
     pub(crate) sentinels: Arc<Sentinels>,
     pub(crate) dialer: Dialer,
     /// The server that is the one to use.

@@ -35,7 +35,7 @@ pub(crate) struct Dialer {
 }
 
 impl Dialer {
-    /// One that asks for nothing but that replies come within this time.
+    /// The default settings, with this limit for replies.
     pub(crate) fn within(response_timeout: Duration) -> Self {
         Self {
             response_timeout,

@@ -244,7 +244,7 @@ pub(crate) fn wait_for_copies(durability: Durability) -> Cmd {
     cmd
 }
 
-/// `CLUSTER SLOTS`: who serves which slots.
+/// `CLUSTER SLOTS`: which nodes serve which slots.
 pub(crate) fn slots() -> Cmd {
     redis::cmd("CLUSTER").arg("SLOTS").take()
 }
@@ -253,7 +253,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// As many arguments an ACQUIRE has at most, and as long those beside the name and the owner
-/// usually are: its own name, the lease, a mode, QUEUE, SESSION, ONCE, WANTED.
+/// The most arguments of an ACQUIRE, and the usual length of those beside the name and the owner:
+/// the command's name, the lease, a mode, QUEUE, SESSION, ONCE, WANTED.
 const ARGUMENTS: usize = 12;
 const OTHERS_BYTES: usize = 112;

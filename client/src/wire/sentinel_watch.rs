@@ -36,7 +36,7 @@ async fn ask_again(connector: &Connector, every: Duration, mut switches: watch::
         let next = began.checked_add(pause(every)).unwrap_or(began);
         tokio::select! {
             () = sleep_until(next) => {}
-            // Not told any more once nobody may listen.
+            // Disabled when no sentinel lets us listen.
             Ok(()) = switches.changed() => {
                 let address = switches.borrow_and_update().clone();
                 follow(connector, &address, every).await;
@@ -123,14 +123,15 @@ fn pause(interval: Duration) -> Duration {
     part(interval, 2).saturating_add(part_of(part(interval, 4), random()))
 }
 
-/// On which sentinels tell of new primaries.
+/// The channel on which sentinels announce new primaries.
 const SWITCHES: &str = "+switch-master";
 
-/// So often it is asked at most whether a majority of the sentinels has heard of a new primary: for
-/// one to three seconds.
+/// The most questions whether a majority of the sentinels has heard of a new primary: they take one
+/// to three seconds.
 const FOLLOWED: u32 = 8;
 
-/// However long the grace is, and without one: what a deposed primary keeps is nobody's for longer.
+/// The longest interval, for any grace and for none: it bounds how long a client stays with a
+/// primary that was replaced.
 const INTERVAL_MAX: Duration = Duration::from_secs(5);
 
 const INTERVAL_MIN: Duration = Duration::from_millis(100);

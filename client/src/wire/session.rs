@@ -161,7 +161,7 @@ impl Session {
     }
 
     /// The command connection has reached a server that does not know the session, again and again:
-    /// the one that is listened to may not be the one to use any more.
+    /// the server that the session connection listens to may not be the right one any more.
     pub(super) fn add_doubt(&self) {
         self.state
             .send_modify(|state| state.doubts = state.doubts.saturating_add(1));

@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let url = arguments.next().unwrap_or("redis://127.0.0.1:6379".into());
     let rounds: u32 = arguments.next().unwrap_or("100".into()).parse()?;
 
-    // Before the first client: the metrics go to the provider that is set then.
+    // Before the first client: all metrics go to the provider that is set at the first measurement.
     let exporter = MetricExporter::builder().with_http().build()?;
     let provider = SdkMeterProvider::builder()
         .with_periodic_exporter(exporter)
