@@ -138,7 +138,8 @@ impl AcquireOptions {
             WaitMode::Until(deadline) => deadline.checked_add(response_timeout),
             WaitMode::None | WaitMode::Forever => None,
         };
-        // Not begun anew with each part: if each comes sooner than that, none would be renewed.
+        // One deadline for all parts: if each part began a new one, quick parts would put off the
+        // renewal for ever.
         let mut renew_at = self.renewal_after(Instant::now());
         let rest = async {
             while let Some(part) = parts.next() {
@@ -163,7 +164,7 @@ impl AcquireOptions {
         // Release the parts before the call fails: the caller's next step may count on that.
         let limit = limit.or_else(|| Instant::now().checked_add(response_timeout));
         if let Some(at_the_latest) = limit {
-            // That a part was lost meanwhile changes nothing for the caller.
+            // If a part was lost meanwhile, nothing changes for the caller.
             let _ = timeout_at(at_the_latest, taken.unlock()).await;
         }
         Err(error)

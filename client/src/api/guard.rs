@@ -295,9 +295,9 @@ impl<M> Guard<M> {
     /// The fencing token: a later grant of the same lock has a larger one. A lock entered again
     /// keeps its token.
     ///
-    /// Of several locks it is that of those which their owner did not hold before, and larger than
-    /// those of the others; in a cluster, of those only that are in the slot of the first name: see
-    /// [`token_of`](MultiGuard::token_of).
+    /// Locks that are taken at once share a token, except those that their owner held before. This
+    /// is the shared one, which is larger than the others; in a cluster it counts only for the slot
+    /// of the first name: see [`token_of`](MultiGuard::token_of).
     pub fn token(&self) -> u64 {
         // In a cluster only those of one slot can be compared.
         let slot = |hold: &Arc<Hold>| {

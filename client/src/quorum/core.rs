@@ -54,7 +54,7 @@ impl Core {
             let answers: Answers = self.members.iter().map(|one| one.client().err()).collect();
             if done(&answers) >= self.need {
                 if !all_tried {
-                    // Those that are later are found when they are there.
+                    // Servers that take longer join when they are connected.
                     let _ = timeout(self.server_timeout, &mut trying).await;
                 }
                 return self.all_different();

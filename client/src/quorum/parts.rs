@@ -15,7 +15,7 @@ use crate::{Error, ErrorKind, TIMEOUT_MAX};
 /// The lock on all servers, in the order in which they were named.
 pub(crate) struct Parts {
     pub(crate) terms: Terms,
-    /// When it ends at the latest.
+    /// When the longest hold ends, if there is one.
     cap: Option<Instant>,
     servers: Vec<Part>,
     lost: Option<QuorumError>,
@@ -25,19 +25,19 @@ pub(crate) struct Parts {
 struct Part {
     member: Arc<Member>,
     guard: Option<Arc<Guard>>,
-    /// Why the server granted nothing, or why that was given back. `None` beside no guard: it was
-    /// given back because the others are too few.
+    /// Why the server granted nothing, or why its grant was released. `None` without a guard: the
+    /// grant was released because the other grants were too few.
     why_not: Option<Error>,
-    /// Of the first grant.
+    /// The token of the first grant.
     token: Option<u64>,
-    /// How often this grant was wanted, as far as its guard has told.
+    /// How many reports of waiters this grant's guard has passed on.
     heard: Arc<AtomicU64>,
-    /// Whether it has not answered since it was asked last.
+    /// Whether the server has yet to answer the last request.
     is_asked: bool,
 }
 
 impl Part {
-    /// Why it does not count; `None` if it does.
+    /// Why the part does not count; `None` if it does.
     fn trouble(&self) -> Option<Error> {
         match &self.guard {
             Some(guard) => guard.still_held().err(),
@@ -61,7 +61,8 @@ impl Part {
         }
     }
 
-    /// Whether it may be taken again: not where an operator has ended it.
+    /// Whether the lock may be taken again here: not if an operator or the longest hold has ended
+    /// it.
     fn is_missing(&self) -> bool {
         let Some(held) = &self.guard else { return true };
         let ended = |reason| matches!(reason, Broken | Deleted | MaxHold);

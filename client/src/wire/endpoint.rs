@@ -115,7 +115,7 @@ pub(super) fn with_port(info: ConnectionInfo, url: &str, port: u16) -> Connectio
     at(&info, &Address { host, port })
 }
 
-/// That of a Unix socket is empty.
+/// The server's address; empty for a Unix socket.
 pub(super) fn address(server: &ConnectionInfo) -> Address {
     match server.addr() {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Address {

@@ -89,7 +89,7 @@ pub(crate) enum What {
     /// The wait left the queue when the session connection closed.
     Left,
     Lost(LostReason),
-    /// Of a wait; or of a hold, whose slot has moved.
+    /// A wait failed; or the slot of a hold has moved.
     Failed(Error),
     Wanted,
 }

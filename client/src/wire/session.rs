@@ -53,7 +53,7 @@ pub(crate) struct Confidence {
 }
 
 impl Confidence {
-    /// As a call that was sent then confirms it.
+    /// The confidence after the answer to a call that was sent at this time.
     pub(crate) fn new(life: i64, sent: Instant, grace: Duration) -> Arc<Self> {
         let until = confident_until(sent, grace).map(ArcSwap::from_pointee);
         Arc::new(Self { life, until })
