@@ -15,7 +15,7 @@ use crate::{Error, ErrorKind, TIMEOUT_MAX};
 /// The lock on all servers, in the order in which they were named.
 pub(crate) struct Parts {
     pub(crate) terms: Terms,
-    /// When the longest hold ends, if there is one.
+    /// When the longest hold ends; `None` without a limit.
     cap: Option<Instant>,
     servers: Vec<Part>,
     lost: Option<QuorumError>,
