@@ -1,7 +1,7 @@
-//! Forty exports in a fleet, of which five run at a time, in whatever process: a semaphore.
+//! Forty exports in a fleet of processes, five at a time in all of them together: a semaphore.
 //!
-//! Half of them are large and take two permits. They are not kept waiting for ever by the small
-//! ones, for nobody passes who asked before. In the middle the limit is raised for all.
+//! Half of them are large and take two permits. The small ones cannot keep them waiting for ever,
+//! because no caller passes an earlier one. In the middle the limit is raised for all.
 //!
 //! `cargo run --example exports [redis://127.0.0.1:6379]`, with the RLOCK module in the server.
 
@@ -68,7 +68,7 @@ async fn main() -> Result<()> {
 }
 
 async fn export(client: Client, size: u32, running: Arc<Running>) -> Result<()> {
-    // The limit is the one that is set; whoever sets none names it here.
+    // The limit is the one that `set_limit` has set; without one, name a limit here.
     let permits = client.semaphore(NAME, None).acquire_many(size).await?;
     let now = running.now.fetch_add(size, Ordering::SeqCst) + size;
     running.most.fetch_max(now, Ordering::SeqCst);

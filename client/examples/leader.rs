@@ -1,8 +1,9 @@
 //! Leader election: of several processes one leads at a time, and does what only one may do.
 //!
-//! Who leads holds a lock, and the others wait for it in the server's queue. A leader that dies is
+//! The leader holds a lock, and the others wait for it in the server's queue. A leader that dies is
 //! followed by the next after its grace, one that stands still at the end of its lease, and one
-//! that resigns at once. What it writes is guarded: a command of a former leader changes nothing.
+//! that resigns at once. The writes of a leader are guarded: a command of a former leader changes
+//! nothing.
 //!
 //! In as many terminals as you like, with the RLOCK module in the server:
 //! `cargo run --example leader redis://127.0.0.1:6379 ann`, then `bob`, then `cyd`. Each tells what
@@ -32,7 +33,7 @@ const STEPS: &str = "{example}:steps";
 const GRACE: Duration = Duration::from_millis(500);
 /// A leader that stands still, with its connections open, is followed within this time.
 const LEASE: Duration = Duration::from_secs(2);
-/// For so long a leader stays before it hands over to whoever waits.
+/// A leader stays for at least this long before it hands over to a waiter.
 const TERM: Duration = Duration::from_secs(1);
 /// One piece of work.
 const STEP: Duration = Duration::from_millis(20);
@@ -60,7 +61,7 @@ async fn main() -> Result<()> {
     let client = Client::builder().label(&name).grace(GRACE).lease(LEASE);
     let client = client.connect(&url).await?;
     candidate(&name, &client).await?;
-    // What was given back is known to the server when this ends.
+    // When this ends, the server knows of the release.
     client.shutdown().await;
     Ok(())
 }
@@ -124,7 +125,7 @@ async fn lead(name: &str, guard: &Guard, told_to_end: &mut [Signal; 2]) -> Resul
         let mut count = cmd("HINCRBY");
         match guard.call::<()>(count.arg(STEPS).arg(name).arg(1)).await {
             Err(error) if error.is_lost() => return Ok(End::Lost),
-            // Not counted, or counted without a word of it. Whether it leads still the guard knows.
+            // The step may or may not have been counted. The guard knows whether it still leads.
             Err(error) if error.is_unavailable() || error.is_unknown() => {}
             written => written?,
         }

@@ -1,7 +1,8 @@
-//! Philosophers around a table, with a fork between each two: who eats needs both of theirs.
+//! Philosophers around a table, with a fork between each two: a philosopher needs both neighbouring
+//! forks to eat.
 //!
-//! Were each to take its left fork and wait for the right one, all could starve. Taken at once, two
-//! forks are held by who eats and none by who waits, and all are fed.
+//! If each took its left fork and waited for the right one, all could starve. Here each takes both
+//! at once, so a waiting philosopher holds no fork, and all are fed.
 //!
 //! `cargo run --example philosophers [redis://127.0.0.1:6379]`, with the RLOCK module in the
 //! server.

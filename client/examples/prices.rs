@@ -46,7 +46,7 @@ async fn main() -> Result<()> {
         let guard = client.rw_lock(LOCK).write().await?;
         let _: () = store.set(TEA, SUM - change).await?;
         let _: () = store.set(CAKE, change).await?;
-        // Others may look as well from now on, but nobody changes what was written.
+        // From now on others may read as well, but no other writer changes the prices.
         let guard = guard.downgrade().await?;
         let cake: u64 = store.get(CAKE).await?;
         if cake != change {

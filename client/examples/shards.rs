@@ -22,7 +22,7 @@ use tokio::task::yield_now;
 
 const SHARDS: usize = 8;
 const CHANGES: usize = 10_000;
-/// One change of so many is to a shard of the other worker.
+/// One change in this many is to a shard of the other worker.
 const FOREIGN: usize = 100;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -53,7 +53,7 @@ async fn work(client: Client, worker: usize, data: Data) -> Result<usize> {
     let name = |shard| format!("example:shard:{shard}");
     let keep = |shard| client.lock(name(shard)).keep(Duration::from_secs(10));
     let shards: Vec<_> = (0..SHARDS).map(keep).collect();
-    // What the server grants has a token of its own. What is kept has the same as before.
+    // Each grant of the server has a new token. A kept lock has the same token as before.
     let mut grants = BTreeSet::new();
     for change in 0..CHANGES {
         let is_foreign = change % FOREIGN == FOREIGN - 1;
@@ -66,7 +66,7 @@ async fn work(client: Client, worker: usize, data: Data) -> Result<usize> {
         data[shard].store(before + 1, Ordering::SeqCst);
         guard.unlock().await?;
     }
-    client.shutdown().await; // what is kept goes back
+    client.shutdown().await; // gives the kept locks back
     Ok(grants.len())
 }
 

@@ -1,9 +1,9 @@
 //! A stock of 90, and 100 customers who want one each: read, decrement, write, under the lock.
 //!
-//! Without the lock two of them would read the same number and sell the same piece. With it
-//! exactly 90 are served, 10 are refused, and the stock ends at 0. The customers read and write
-//! through their guards: the server looks at the lock and runs the command in one step, so not even
-//! one that was suspended for longer than its lease could write what is out of date.
+//! Without the lock two of them would read the same number and sell the same piece. With it exactly
+//! 90 are served, 10 are refused, and the stock ends at 0. The customers read and write through
+//! their guards: the server looks at the lock and runs the command in one step, so not even a
+//! customer that was suspended for longer than its lease could write an outdated number.
 //!
 //! `cargo run --example stock [redis://127.0.0.1:6379]`, with the RLOCK module in the server.
 

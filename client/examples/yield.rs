@@ -1,8 +1,8 @@
-//! A long job that yields at a safe point: between two chapters of an index it gives the lock to
-//! whoever waits, and queues for the rest.
+//! A long job that yields at a safe point: between two chapters of an index it hands the lock to a
+//! waiter, and queues for the rest.
 //!
-//! Nobody waits for the whole book then, but for a chapter at most, and while nobody waits the
-//! index is made without giving the lock back once.
+//! So others wait for a chapter at most, not for the whole book. While nobody waits, the index is
+//! made without giving the lock back once.
 //!
 //! `cargo run --example yield [redis://127.0.0.1:6379]`, with the RLOCK module in the server.
 

@@ -1,4 +1,4 @@
-//! What is public: how a lock is named, taken, held and given back.
+//! The public API: how a lock is named, taken, held and given back.
 
 mod client;
 pub use client::Client;
@@ -26,10 +26,10 @@ pub use guard::{Guard, MultiGuard, PermitsGuard, ReadGuard, WriteGuard};
 
 pub mod mode;
 
-// What a lock of any kind is asked for with.
+// The options of a call for a lock of any kind.
 mod acquire_options;
 use acquire_options::AcquireOptions;
 
-// What these have in common, written once.
+// The methods that these have in common, written once.
 mod methods;
 pub(crate) use methods::{setters, verbs};

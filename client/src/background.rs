@@ -6,10 +6,10 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Runs tasks, and counts them and what else is not done yet. Clones share the count.
+/// Runs tasks, and counts all pending work. Clones share the count.
 pub(crate) struct Background {
     pub(crate) runtime: Handle,
-    /// What is not done yet: tasks, and whatever else has a token of it.
+    /// The pending work: tasks, and anything else that holds a token of it.
     pub(crate) pending: TaskTracker,
     /// Tells waits to end.
     pub(crate) closing: CancellationToken,
@@ -39,7 +39,7 @@ impl Background {
     }
 }
 
-/// A task, as it is to be spawned. In a test it is one of the process in which that is done, and
+/// Wraps a task before it is spawned. In a test the task belongs to the process that spawns it, and
 /// stands still with it.
 pub(crate) fn task<F: Future>(task: F) -> impl Future<Output = F::Output> {
     #[cfg(feature = "test-util")]

@@ -43,7 +43,7 @@ impl Backoff {
 /// connections follow each other. The pauses begin anew only when one has lasted.
 #[derive(Default)]
 pub(crate) struct Pace {
-    /// When the last was tried, and the pauses between those that did not last.
+    /// When the last connection was tried, and the pauses between connections that did not last.
     last: Option<(Instant, Backoff)>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn part_of(longest: Duration, share: u32) -> Duration {
     part(longest.saturating_mul(share), u32::MAX)
 }
 
-/// A connection that was tried so long ago is no reason to pause before the next.
+/// After a connection that was tried this long ago, the next needs no pause.
 const LASTING: Duration = Duration::from_secs(1);
 
 /// The longest pause where commands wait for the connection.

@@ -3,8 +3,8 @@
 //! A client here runs a tokio runtime on a thread of its own, which renews leases and listens to
 //! the server; the calls wait for it.
 //!
-//! A child that is made by `fork()` has no such thread: there no call on its parent's client ever
-//! ends, and its parent's guards say what they said at that moment. It makes a client of its own.
+//! A child that is made by `fork()` has no such thread: no call on its parent's client ever ends
+//! there, and its parent's guards hear nothing more. It makes a client of its own.
 //!
 //! None of these may be called from inside an async task: there use the types of the same names at
 //! the top of this crate.
@@ -44,10 +44,10 @@ twin! {
     /// A connection to one server on which locks are taken: [`crate::Client`] for programs without
     /// async. Cheap to clone; clones are the same client.
     ///
-    /// Its thread ends when the last clone and the last [`Guard`] have gone and what they gave back
-    /// has been heard of, within five seconds. If the program ends before, the server releases it
-    /// after the [grace](crate::ClientBuilder::grace); call [`shutdown`](Self::shutdown) to wait
-    /// for it instead.
+    /// Its thread ends when the last clone and the last [`Guard`] have been dropped and the server
+    /// has confirmed their releases, at most five seconds later. If the program ends before, the
+    /// server releases them after the [grace](crate::ClientBuilder::grace); call
+    /// [`shutdown`](Self::shutdown) to wait for the confirmations instead.
     #[derive(Clone)]
     Client {
         /// Names a lock, without I/O.
@@ -118,7 +118,7 @@ impl Client {
         crate::Client::builder().into()
     }
 
-    /// Waits until what was dropped has been given back: see [`crate::Client::shutdown`].
+    /// Waits until the holds of dropped guards have been released: see [`crate::Client::shutdown`].
     ///
     /// # Panics
     ///
@@ -152,7 +152,7 @@ twin! {
         /// Names several locks that are taken at once, for this scope, without I/O.
         fn multi(&self, names: impl IntoIterator<Item = impl AsRef<[u8]>>) -> MultiLock as twin;
 
-        /// Who takes the locks.
+        /// The owner of every lock and guard of this scope.
         fn owner(&self) -> &Owner;
     }
 }
@@ -252,19 +252,19 @@ twin! {
         /// Takes a permit, waiting in the queue for as long as it takes.
         async fn acquire(&self) -> Result<PermitsGuard, Error> as twin;
 
-        /// Takes so many permits at once, waiting in the queue for as long as it takes.
+        /// Takes this many permits at once, waiting in the queue for as long as it takes.
         async fn acquire_many(&self, permits: u32) -> Result<PermitsGuard, Error> as twin;
 
         /// Takes a permit if one is free and nobody waits before; does not wait.
         async fn try_acquire(&self) -> Result<PermitsGuard, Error> as twin;
 
-        /// Takes so many permits if they are free and nobody waits before; does not wait.
+        /// Takes this many permits if they are free and nobody waits before; does not wait.
         async fn try_acquire_many(&self, permits: u32) -> Result<PermitsGuard, Error> as twin;
 
         /// Takes a permit, waiting in the queue for at most `timeout`.
         async fn acquire_timeout(&self, timeout: Duration) -> Result<PermitsGuard, Error> as twin;
 
-        /// Takes so many permits at once, waiting in the queue for at most `timeout`.
+        /// Takes this many permits at once, waiting in the queue for at most `timeout`.
         async fn acquire_many_timeout(&self, permits: u32, timeout: Duration)
             -> Result<PermitsGuard, Error> as twin;
     }
@@ -299,7 +299,7 @@ twin! {
     /// A lock that is held: [`crate::Guard`] for programs without async, with the same promise.
     #[must_use = "dropped, as by `let _ =`, it gives the lock back at once: give it a name"]
     Guard<M = Plain> {
-        /// Who holds the lock.
+        /// The owner that holds the lock.
         fn owner(&self) -> &Owner;
 
         /// The fencing token: a later grant of the same lock has a larger one.
@@ -314,7 +314,7 @@ twin! {
         /// Starts the lease anew.
         async fn renew(&self) -> Result<(), Error>;
 
-        /// Waits until somebody waits for the lock whom this hold keeps out.
+        /// Waits until a caller waits for the lock because of this hold.
         async fn wanted(&self) -> Result<(), Error>;
 
         /// Gives the lock back and waits for the server's word.
@@ -386,8 +386,8 @@ impl Guard<Write> {
 }
 
 impl<M> Guard<M> {
-    /// Waits until somebody waits for the lock whom this hold keeps out, at most this long: whether
-    /// somebody does. With a timeout of zero it only looks, and never waits for the server. See
+    /// Waits for at most this long until a caller waits for the lock because of this hold. Returns
+    /// whether one does. With a timeout of zero it only looks, and never waits for the server. See
     /// [`crate::Guard::wanted`].
     ///
     /// # Errors
@@ -456,7 +456,8 @@ impl QuorumClient {
         crate::QuorumClient::builder().into()
     }
 
-    /// Waits until what was dropped has been given back: see [`crate::QuorumClient::shutdown`].
+    /// Waits until the holds of dropped guards have been released: see
+    /// [`crate::QuorumClient::shutdown`].
     ///
     /// # Panics
     ///
@@ -503,7 +504,7 @@ twin! {
         /// Starts the lease anew on every server.
         async fn renew(&self) -> Result<(), QuorumError>;
 
-        /// Waits until somebody else tries to get the lock.
+        /// Waits until another client tries to get the lock.
         async fn wanted(&self) -> Result<(), QuorumError>;
 
         /// Gives the lock back on all servers and waits until a majority has confirmed it.
@@ -512,8 +513,8 @@ twin! {
 }
 
 impl QuorumGuard {
-    /// Waits until somebody else tries to get the lock, at most this long: whether somebody does.
-    /// With a timeout of zero it only looks, and never waits for a server. See
+    /// Waits for at most this long until another client tries to get the lock. Returns whether one
+    /// does. With a timeout of zero it only looks, and never waits for a server. See
     /// [`crate::QuorumGuard::wanted`].
     ///
     /// # Errors
@@ -538,11 +539,11 @@ impl QuorumGuard {
     }
 }
 
-/// For so long a thread goes on at most when nobody has anything of its client any more.
+/// A thread goes on for at most this long after all handles of its client have been dropped.
 const LINGERS: Duration = Duration::from_secs(5);
 
-/// The thread on which everything runs. It ends with this value, and with what is given back last:
-/// a guard that is dropped behind its client is to be heard of by the server.
+/// The thread on which everything runs. It ends after this value is dropped and the last releases
+/// are done: the server must hear of a guard that is dropped after its client.
 struct Runtime {
     handle: Handle,
     /// The thread waits for the other end of this.
@@ -575,7 +576,7 @@ impl Runtime {
         })
     }
 
-    /// What comes of the work, if it is done within the time.
+    /// The result of the work, if it is done within the time.
     fn within<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
         let within = async { timeout(limit, work).await };
         self.handle.block_on(within).ok()

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redis::RedisError;
 
-/// Why a call did not do what it was asked to.
+/// Why a call failed.
 ///
 /// The kind tells what is certain:
 /// - [not acquired](Self::is_not_acquired): somebody else has the lock; nothing is held.
@@ -17,13 +17,13 @@ use redis::RedisError;
 /// - [deadlock](Self::is_deadlock): the wait could never have ended; nothing is held.
 /// - [module not loaded](Self::is_module_not_loaded): the server does not know `RLOCK.*`.
 /// - [refused](Self::is_refused): the server said no, in the words that the error shows.
-/// - [not acknowledged](Self::is_not_acknowledged): the lock was granted, but not enough replicas
-///   said in time that they know; nothing is held. Of a renewal: what was held is held as before.
+/// - [not acknowledged](Self::is_not_acknowledged): the lock was granted, but too few replicas
+///   acknowledged it in time; nothing is held. After a renewal: the hold stays as it was.
 ///
-/// After an unknown `lock()`, `try_lock()` or `lock_timeout()` the client gives back in the
-/// background what the server may have granted; but not for an [`Owner`](crate::Owner) who has
-/// other guards of the lock, which it could take along. At worst the lock stays taken until its
-/// lease ends, or until the same owner comes again.
+/// After an unknown `lock()`, `try_lock()` or `lock_timeout()` the client releases a possible grant
+/// in the background. It does not if the [`Owner`](crate::Owner) has other guards of the lock,
+/// because the release could end them too. At worst the lock stays taken until its lease ends, or
+/// until the same owner locks it again.
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -31,7 +31,7 @@ pub struct Error {
     code: Code,
     detail: Cow<'static, str>,
     lease_left: Option<Duration>,
-    /// What it came from, which the text says.
+    /// The underlying error; the text includes it.
     cause: Option<RedisError>,
 }
 
@@ -57,10 +57,10 @@ pub enum ErrorKind {
     NotAcknowledged,
 }
 
-/// What kind of error it is, and for kinds a method that says whether it is of that one.
+/// The method `kind`, and for each listed kind a method that tests for it.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $is:ident: $kind:ident;)*) => {
-        /// What kind of error this is.
+        /// The kind of this error.
         pub fn kind(&self) -> crate::ErrorKind {
             self.kind
         }
@@ -119,7 +119,8 @@ impl Error {
         self.is_unavailable() || self.is_unknown()
     }
 
-    /// What was left of the present holder's lease when the server answered "not acquired".
+    /// The time that was left of the present holder's lease when the server answered "not
+    /// acquired".
     ///
     /// Zero: free at that instant, but promised to a waiter. `None`: the key has no expiry,
     /// or this is an error of another kind.
@@ -192,8 +193,8 @@ impl Error {
         Self::new(ErrorKind::Unknown, detail)
     }
 
-    /// No connection; or one that the server ended with a word of its own, such as that it does not
-    /// know the password.
+    /// No connection, or one that the server refused with an error of its own, for example for a
+    /// wrong password.
     pub(crate) fn could_not_connect(cause: RedisError) -> Self {
         match cause.code() {
             Some(code) => Self::from_server(code, cause.detail()),
@@ -207,8 +208,8 @@ impl Error {
         Self::unavailable(detail).with_code(Code::Elsewhere)
     }
 
-    /// No sentinel said where the primary is, and each of them why not: there is at least one. Only
-    /// if all of them refused is it of no use to ask again.
+    /// No sentinel named the primary; `errors` has the reason of each, at least one. Asking again
+    /// is of no use only if all of them refused.
     pub(crate) fn no_sentinel(errors: &[Self]) -> Self {
         let other = errors.iter().find(|error| !error.is_refused());
         let kind = other.map_or(ErrorKind::Refused, |_| ErrorKind::Unavailable);
@@ -222,8 +223,8 @@ impl Error {
         Self { detail, ..self }
     }
 
-    /// That a grant or a renewal is acknowledged by too few, from why a server could not be asked
-    /// or did not answer.
+    /// Too few acknowledged a grant or a renewal, because a server could not be asked or did not
+    /// answer.
     pub(crate) fn unacknowledged(self) -> Self {
         if !self.is_unanswered() {
             return self;
@@ -285,8 +286,8 @@ impl Error {
         matches!(self.code, Code::Moved | Code::Ask).then_some(&*self.detail)
     }
 
-    /// An error with which nodes send a command on: to its caller it says that none of them has
-    /// carried the command out.
+    /// Turns an error that redirects a command into one for its caller: no node has carried the
+    /// command out.
     pub(crate) fn misdirected(mut self) -> Self {
         if self.redirect().is_some() {
             self.kind = ErrorKind::Unavailable;
@@ -378,10 +379,10 @@ impl fmt::Display for LostReason {
     }
 }
 
-/// What the crate decides by, of a server's error or its own.
+/// The code of a server's error or of our own, by which the crate makes its decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
-    /// None that matters.
+    /// No code that matters.
     None,
     /// The lock's slot is at another node, or its key is for now.
     Moved,
@@ -415,8 +416,8 @@ impl Code {
     }
 }
 
-/// The server's code words; others say that it refuses the command. Of `Unavailable` it has not
-/// carried the command out, and may do so later.
+/// The server's error codes; any other means that it refuses the command. After `Unavailable` it
+/// has not carried the command out, and may do so later.
 const CODES: &[(&str, Code, ErrorKind)] = &[
     ("DEADLOCK", Code::None, ErrorKind::Deadlock),
     ("NOTHELD", Code::NotHeld, ErrorKind::Lost),
@@ -480,7 +481,7 @@ mod tests {
         }
     }
 
-    /// As what a caller is told of an error with this text, in the end.
+    /// The kind that a caller finally gets for an error with this text.
     fn told(text: &str) -> ErrorKind {
         Error::from_text(text).misdirected().kind()
     }

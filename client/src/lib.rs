@@ -3,8 +3,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-// From what is public down to the socket. Each layer imports from those below it only, which a test
-// of our own tree sees to.
+// From the public API down to the socket. Each layer imports only from the layers below it; a test
+// checks that.
 #[cfg(feature = "blocking")]
 pub mod blocking;
 mod quorum;
@@ -25,7 +25,7 @@ pub mod test_util;
 mod time;
 mod trace;
 
-// What most layers need of them.
+// Helpers that most layers need.
 use background::{Background, task};
 use backoff::{Backoff, PAUSE_MAX, Pace};
 use time::{GRACE_MAX, MILLI, MILLIS_MAX, TIMEOUT_MAX};

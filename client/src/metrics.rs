@@ -1,5 +1,5 @@
-//! What can be measured, if the feature is on: by [OpenTelemetry]'s interface and after its
-//! conventions. All that knows of the feature is in this file.
+//! The metrics, if the feature is on: by [OpenTelemetry]'s interface and after its conventions. No
+//! other file knows of the feature.
 //!
 //! [OpenTelemetry]: https://opentelemetry.io
 #![cfg_attr(
@@ -25,7 +25,7 @@ struct Instruments {
     reconnects: Counter<u64>,
 }
 
-/// Those of the meter provider that is the global one when the first of them is used.
+/// Instruments of the meter provider that is the global one at the first measurement.
 #[cfg(feature = "metrics")]
 static INSTRUMENTS: std::sync::LazyLock<Instruments> = std::sync::LazyLock::new(|| {
     let meter = global::meter("rlock");

@@ -31,7 +31,8 @@ pub trait Dial: fmt::Debug + Send + Sync + 'static {
 
 /// A process that may stand still for a while, with all its tasks.
 pub trait Process: Send + Sync {
-    /// Whether its tasks are polled now. If not, this one is to be woken when they are again.
+    /// Whether its tasks are polled now. If not, the process wakes this task when they are polled
+    /// again.
     fn runs(&self, task: &Waker) -> bool;
 }
 
@@ -55,7 +56,7 @@ pub async fn within<F: Future>(process: Arc<dyn Process>, task: F) -> F::Output 
     .await
 }
 
-/// A task of the process in which it is spawned, if there is one.
+/// Runs a task in the process that spawns it, if there is one.
 pub(crate) fn task<F: Future>(task: F) -> impl Future<Output = F::Output> {
     let process = PRESENT.with_borrow(Clone::clone);
     let task = Box::pin(task);

@@ -27,13 +27,14 @@ pub(crate) fn valid_until(lease: Lease) -> Instant {
     lease.since.checked_add(valid).unwrap_or(lease.since)
 }
 
-/// What is taken off a lease for clocks that run at different speeds: a hundredth of it, and 2 ms
+/// The margin of a lease for clocks that run at different speeds: a hundredth of it, and 2 ms
 /// because the server counts in whole milliseconds.
 pub(crate) fn drift(lease: Duration) -> Duration {
     part(lease, 100).saturating_add(Duration::from_millis(2))
 }
 
-/// What the server is told: a lease that counts more here than there would be held too long.
+/// Cuts a lease to whole milliseconds, as the server counts it: a longer lease here than there
+/// would be held too long.
 pub(crate) fn whole_millis(lease: Duration) -> Duration {
     Duration::from_millis(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX))
 }
@@ -47,7 +48,7 @@ pub(crate) fn part(whole: Duration, of: u32) -> Duration {
     whole.checked_div(of).unwrap_or_default()
 }
 
-/// Refuses what is not from a millisecond to the longest.
+/// Refuses a time below one millisecond or above the longest.
 pub(crate) fn within(setting: &str, time: Duration, longest: Duration) -> Result<(), String> {
     if (MILLI..=longest).contains(&time) {
         return Ok(());
@@ -58,7 +59,7 @@ pub(crate) fn within(setting: &str, time: Duration, longest: Duration) -> Result
     ))
 }
 
-/// What the server counts in, and so the shortest lease that it knows.
+/// The server's unit of time, and so the shortest lease that it knows.
 pub(crate) const MILLI: Duration = Duration::from_millis(1);
 
 /// The longest time that a command may name.
@@ -67,5 +68,5 @@ pub(crate) const MILLIS_MAX: Duration = Duration::from_millis((1 << 53) - 1);
 /// The longest grace that the server allows.
 pub(crate) const GRACE_MAX: Duration = Duration::from_secs(3_600);
 
-/// So that its end can be said in any case; it is as good as never.
+/// As good as never, but short enough that its end can always be computed.
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(1 << 30);

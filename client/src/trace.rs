@@ -82,6 +82,6 @@ pub(crate) fn reconnected(session: &str) {
     tracing::info!(session, "the session connection is there again");
 }
 
-/// So long is long for a wait: as for the server's own log, unless that is told otherwise.
+/// A wait of this length is reported as long, as the server's log does by default.
 #[cfg(feature = "tracing")]
 const LONG: std::time::Duration = std::time::Duration::from_secs(1);

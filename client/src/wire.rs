@@ -1,4 +1,4 @@
-//! The connections to one server and what is said on them. Nothing else speaks RESP.
+//! The connections to one server, their commands and their replies. No other module speaks RESP.
 
 // How a server is found and connected to.
 mod endpoint;
@@ -39,7 +39,7 @@ pub(crate) use link::Link;
 mod durability;
 pub(crate) use durability::Acknowledger;
 
-// What is said, and answered.
+// Commands and replies.
 pub(crate) mod request;
 pub(crate) use request::{Durability, Kind, Mode, Subject, WaitMode};
 

@@ -1,4 +1,4 @@
-//! Which locks a call takes, for whom, and on what terms.
+//! The locks that a call takes, their owner, and the terms.
 
 use std::fmt;
 use std::sync::Arc;
@@ -91,8 +91,8 @@ impl AcquireOptions {
             idle,
         });
         if let Some(held) = kept.take_now() {
-            // Who does nothing but this would let no other task of its thread run, and so never
-            // hear that the lock is wanted.
+            // Without this, a task that only takes a kept lock again and again would block the
+            // other tasks of its thread, and so never hear that the lock is wanted.
             consume_budget().await;
             return Ok(Guard::of(smallvec![held]));
         }
@@ -138,7 +138,8 @@ impl AcquireOptions {
             WaitMode::Until(deadline) => deadline.checked_add(response_timeout),
             WaitMode::None | WaitMode::Forever => None,
         };
-        // Not begun anew with each part: if each comes sooner than that, none would be renewed.
+        // One deadline for all parts: if each part began a new one, quick parts would put off the
+        // renewal for ever.
         let mut renew_at = self.renewal_after(Instant::now());
         let rest = async {
             while let Some(part) = parts.next() {
@@ -160,17 +161,16 @@ impl AcquireOptions {
         };
         let rest = rest.await;
         let Err(error) = rest else { return Ok(taken) };
-        // Given back before the caller hears that the rest cannot be had: what it does next may
-        // count on that.
+        // Release the parts before the call fails: the caller's next step may count on that.
         let limit = limit.or_else(|| Instant::now().checked_add(response_timeout));
         if let Some(at_the_latest) = limit {
-            // That a part was lost meanwhile changes nothing for the caller.
+            // If a part was lost meanwhile, nothing changes for the caller.
             let _ = timeout_at(at_the_latest, taken.unlock()).await;
         }
         Err(error)
     }
 
-    /// Keeps what has been taken while the rest is waited for: ends when that does not work.
+    /// Keeps the taken parts while the call waits for the rest. Ends when one of them is lost.
     async fn keep<M>(&self, taken: &Guard<M>, renew_at: &mut Option<Instant>) -> Error {
         while let Some(at) = *renew_at {
             if let Ok(reason) = timeout_at(at, taken.lost()).await {
@@ -183,7 +183,7 @@ impl AcquireOptions {
         Error::lost(taken.lost().await)
     }
 
-    /// When a part with a lease of its own is to be renewed. Without one the watchdog renews it.
+    /// The next renewal of a part that has a lease of its own. Without one the watchdog renews it.
     fn renewal_after(&self, now: Instant) -> Option<Instant> {
         let lease = self.lease.map(|_| self.hold_options().lease)?;
         now.checked_add(part(lease, KEEP_PARTS))
@@ -212,5 +212,5 @@ impl fmt::Debug for AcquireOptions {
     }
 }
 
-/// A lease is renewed so often while locks of other nodes are waited for.
+/// Parts are renewed this many times in a lease, while the call waits for locks of other nodes.
 const KEEP_PARTS: u32 = 3;

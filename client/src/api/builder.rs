@@ -273,13 +273,14 @@ impl ClientBuilder {
     ///
     /// A sentinel's URL has its own user, password and TLS, and the port 26379 unless it names
     /// another. The user needs `SENTINEL GET-MASTER-ADDR-BY-NAME`, and may have `SUBSCRIBE` for the
-    /// channel `+switch-master`. At least one is to be named.
+    /// channel `+switch-master`. Name at least one.
     ///
-    /// All are asked at once. What more than half of those that are named say is believed at once.
-    /// Where no such majority answers alike, it is the answer of those who answer within an eighth
-    /// of the [response timeout](Self::response_timeout) after the first: what a majority said
-    /// before, if one of them says so still, and else what most of them say. One sentinel that is
-    /// left is believed, also if it is cut off from the others and does not know of a failover.
+    /// All are asked at once. An address that more than half of the named sentinels give is
+    /// believed at once. Without such a majority the answers count that come within an eighth of
+    /// the [response timeout](Self::response_timeout) after the first: the client takes the address
+    /// that a majority gave before, if one sentinel still gives it, and otherwise the most frequent
+    /// one. A single sentinel that is left is believed, even if it is cut off from the others and
+    /// does not know of a failover.
     ///
     /// So name all of them, each by an address of its own. One address behind which they all are,
     /// as of a load balancer, counts as one sentinel: whichever of them answers is believed. Twice
@@ -292,18 +293,18 @@ impl ClientBuilder {
     /// new primary. A sentinel that has not answered after 1.25 s (or a quarter of the grace)
     /// counts as silent.
     ///
-    /// If more than half of those that are named name another server, and again 0.1 s later, the
-    /// connections to the old one are given up, even if it still answers there, and also if the new
-    /// one cannot be reached: what is held at the old one may be granted to others by then. So a
-    /// guard at a primary that was replaced without hearing of it is confirmed at the new one or
-    /// lost within 3.85 s (or three quarters of the grace and 0.1 s) after the sentinels agree, and
-    /// the time that the answers take; or, if the new one cannot be reached, once the grace or the
-    /// lease has ended. A minority, too few answers, or a server that says that it is a replica
-    /// still change nothing.
+    /// If more than half of the named sentinels name another server, and again 0.1 s later, the
+    /// connections to the old one are given up, even if it still answers, and also if the new one
+    /// cannot be reached: the new one may grant the same locks to other clients. So a guard at a
+    /// primary that was replaced without hearing of it is confirmed at the new one or lost within
+    /// 3.85 s (or three quarters of the grace and 0.1 s) after the sentinels agree, and the time
+    /// that the answers take; or, if the new one cannot be reached, once the grace or the lease has
+    /// ended. A minority, too few answers, or a server that says that it is a replica still change
+    /// nothing.
     ///
     /// After a failover the client connects to the new primary by itself: waits queue again there,
-    /// and each hold is confirmed there or lost. What the old primary granted and the new one never
-    /// heard of is lost; it may have been granted to somebody else by then.
+    /// and each hold is confirmed there or lost. A grant that the new primary never heard of is
+    /// lost; another client may have the lock by then.
     ///
     /// # Examples
     ///
@@ -354,8 +355,8 @@ impl ClientBuilder {
     /// TLS with the feature `tls`, or `redis+unix:///path`); or, with
     /// [`sentinels`](Self::sentinels), to the primary of the service that is named there.
     ///
-    /// Call it inside the tokio runtime in which the client is to work. What the user needs to be
-    /// allowed [is listed](crate#users-and-their-rights).
+    /// Call it inside the tokio runtime in which the client is to work. The user needs [these
+    /// rights](crate#users-and-their-rights).
     ///
     /// # Errors
     ///
@@ -373,14 +374,14 @@ impl ClientBuilder {
         self.start(self.connector(url)?, None).tried().await
     }
 
-    /// Connects to the cluster of which these are nodes, primaries or replicas; any one that
-    /// answers is enough, and tells of the others.
+    /// Connects to the cluster of these nodes, primaries or replicas. One node that answers is
+    /// enough, and tells of the others.
     ///
-    /// Each lock is asked for at the node that serves its slot, and of each such node's session the
-    /// client keeps a connection for commands and one for events, from when it first needs it. When
-    /// a slot moves, its locks do: guards stay valid and are renewed at the new node, and waits
-    /// queue again there. All nodes are connected to with the user, the password and the TLS of the
-    /// first URL. A cluster needs no [sentinels](Self::sentinels), and they are refused.
+    /// The client takes each lock at the node that serves its slot. To each such node it keeps a
+    /// connection for commands and one for events, from when it first needs them. When a slot
+    /// moves, its locks do: guards stay valid and are renewed at the new node, and waits queue
+    /// again there. All nodes are connected to with the user, the password and the TLS of the first
+    /// URL. A cluster needs no [sentinels](Self::sentinels), and they are refused.
     ///
     /// # Errors
     ///
@@ -449,7 +450,7 @@ impl ClientBuilder {
         Client { context, keeper }
     }
 
-    /// What cannot be kept of these settings, and within which bounds it could.
+    /// Refuses a setting that is out of its bounds, and names the bounds.
     fn check(&self) -> Result<(), String> {
         let grace = Some(self.grace).filter(|grace| !grace.is_zero());
         let acknowledged = match self.durability {
@@ -492,7 +493,7 @@ impl ClientBuilder {
         self.check()
     }
 
-    /// The same for each of several servers, none of which is to fail over.
+    /// The same for the servers of a quorum, which must not fail over.
     pub(crate) fn check_for_quorum(&self) -> Result<(), String> {
         if self.durability.is_some() {
             return Err("acknowledgements are not for the servers of a quorum".to_owned());

@@ -27,8 +27,8 @@ impl Client {
     /// Names a lock. No I/O, and nothing to give back: the lock is taken by
     /// [`Lock::lock`] and its siblings.
     ///
-    /// Each call of these is an owner of its own. Who takes one lock while holding another takes
-    /// both through a [`scope`](Self::scope): only then does the server see deadlocks.
+    /// Each of these calls is a separate owner. A task that takes one lock while it holds another
+    /// takes both through a [`scope`](Self::scope): only then does the server see deadlocks.
     ///
     /// The name is the key under which the server keeps the lock: any bytes.
     pub fn lock(&self, name: impl AsRef<[u8]>) -> Lock {
@@ -145,13 +145,13 @@ impl Client {
         self.context.owner()
     }
 
-    /// Ends what is pending and waits until the server knows: calls of `lock()` that still wait
-    /// leave the queue with an error, and the holds of dropped guards are given back.
+    /// Ends pending calls and waits until the server knows: calls of `lock()` that still wait leave
+    /// the queue with an error, and the holds of dropped guards are given back.
     ///
-    /// Guards that are still alive stay valid and are renewed until they are dropped; nothing can
-    /// be locked any more, which later calls are told as "unavailable". A server that does not
-    /// answer is waited for no longer than a reply may take; what a wait was granted after all is
-    /// given back only when the wait has been called back. So this may take two response timeouts.
+    /// Guards that are still alive stay valid and are renewed until they are dropped. Later calls
+    /// for a lock fail as "unavailable". This waits for a server that does not answer no longer
+    /// than a reply may take. A grant that came to a cancelled wait is released only after the
+    /// cancellation, so this may take two response timeouts.
     ///
     /// # Cancel safety
     ///

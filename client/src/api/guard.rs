@@ -43,8 +43,8 @@ use crate::wire::{Mode, WaitMode};
 /// With a grace of zero only the lease counts: a guard then hears that the connection broke, and
 /// with it the hold, when the client has connected again.
 ///
-/// A guard cannot stop what has been started: a process may be paused between a look at the guard
-/// and the write that follows, and on most systems the monotonic clock stands still while the
+/// A guard cannot stop a write that is under way: a process may be paused between a look at the
+/// guard and the write that follows, and on most systems the monotonic clock stands still while the
 /// machine is suspended. Where that matters, let the resource refuse [tokens](Self::token) smaller
 /// than the largest it has seen.
 #[must_use = "dropped, as by `let _ =`, it gives the lock back at once: give it a name"]
@@ -230,7 +230,7 @@ impl Guard<Write> {
         // Held until now, and so when the reading began.
         self.still_held()?;
         if reader.as_ref().is_err_and(Error::is_not_acquired) {
-            // Who writes may read: somebody else writes by now.
+            // A writer may always read, so after this refusal another owner is the writer.
             return Err(Error::lost(LostReason::NotHeld));
         }
         let reader = reader?;
@@ -266,12 +266,12 @@ impl<M> Guard<M> {
         &self.held().context
     }
 
-    /// What its guards share.
+    /// The hold, which all of its guards share.
     pub(crate) fn hold(&self) -> &Arc<Hold> {
         &self.held().hold
     }
 
-    /// And those of the parts that were taken in other commands.
+    /// All holds, also of the parts that were taken in other commands.
     fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> + Clone {
         self.helds.iter().map(|held| &held.hold)
     }
@@ -286,7 +286,8 @@ impl<M> Guard<M> {
         lost.map_or(Ok(()), |reason| Err(Error::lost(reason)))
     }
 
-    /// Who holds the lock. To enter it again, pass this on to [`Lock::owner`](crate::Lock::owner).
+    /// The owner that holds the lock. To enter the lock again, pass this to
+    /// [`Lock::owner`](crate::Lock::owner).
     pub fn owner(&self) -> &Owner {
         &self.hold().target.owner
     }
@@ -294,9 +295,9 @@ impl<M> Guard<M> {
     /// The fencing token: a later grant of the same lock has a larger one. A lock entered again
     /// keeps its token.
     ///
-    /// Of several locks it is that of those which their owner did not hold before, and larger than
-    /// those of the others; in a cluster, of those only that are in the slot of the first name: see
-    /// [`token_of`](MultiGuard::token_of).
+    /// Locks that are taken at once share a token, except those that their owner held before. This
+    /// is the shared one, which is larger than the others; in a cluster it counts only for the slot
+    /// of the first name: see [`token_of`](MultiGuard::token_of).
     pub fn token(&self) -> u64 {
         // In a cluster only those of one slot can be compared.
         let slot = |hold: &Arc<Hold>| {
@@ -344,25 +345,25 @@ impl<M> Guard<M> {
         locks::lost(self.holds()).await
     }
 
-    /// Ends when somebody waits for the lock whom this hold keeps out, so that a long task can give
-    /// it back at a good moment. Whoever ignores it keeps the lock.
+    /// Ends when a caller waits for the lock because of this hold, so that a long task can give it
+    /// back at a good moment. A holder that ignores this keeps the lock.
     ///
-    /// A plain lock and a writer keep everybody out, a reader keeps writers out, and permits
-    /// everybody for whom too few are left. A caller that was refused because of this hold and did
-    /// not wait, by `try_lock()`, counts as well. Of several locks it ends with the first that
+    /// A plain lock and a writer block all other callers, a reader blocks writers, and permits
+    /// block callers for which too few are left. A caller that was refused because of this hold and
+    /// did not wait, by `try_lock()`, counts as well. Of several locks it ends with the first that
     /// somebody wants.
     ///
-    /// The first call asks the server to tell, by a renewal: one round trip in the background, and
-    /// then the watchdog's renewals repeat it until it has told; of several locks, of which these
-    /// cannot ask, one renewal more of each. Called again after that it asks again, and ends at
-    /// once if somebody waits still. All guards of one owner hear of it, each once, also of what
-    /// was told before the call. After a reconnect or a failover the server is asked anew.
+    /// The first call asks the server for a report, by a renewal: one round trip in the background.
+    /// The watchdog's renewals repeat the question until the report comes; with several locks they
+    /// cannot, so an extra renewal of each lock does. Called again after a report it asks again,
+    /// and ends at once if a caller still waits. All guards of one owner get the report, each once,
+    /// also if it came before the call. After a reconnect or a failover the server is asked anew.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped nothing is forgotten: what is told meanwhile ends the next call at
-    /// once. So it can be one arm of a `select!` in a loop, or be looked at between two steps with
-    /// a timeout of zero.
+    /// If the future is dropped nothing is forgotten: a report that arrives meanwhile ends the next
+    /// call at once. So it can be one arm of a `select!` in a loop, or be looked at between two
+    /// steps with a timeout of zero.
     ///
     /// # Errors
     ///
@@ -401,8 +402,8 @@ impl<M> Guard<M> {
         locks::wanted(self.context(), self.holds(), &self.heard).await
     }
 
-    /// The same for a part of something larger, which counts for itself what it has heard. The
-    /// guard is not kept: it may be given back meanwhile.
+    /// The same for a quorum, which counts the reports of each guard in `heard`. The future does
+    /// not keep the guard alive: it may be released meanwhile.
     pub(crate) fn wanted_apart(
         &self,
         heard: Arc<AtomicU64>,

@@ -53,7 +53,7 @@ impl Lock {
     ///   [owner](Guard::owner), for nobody else had the lock in between. That owner takes no other
     ///   lock: it is refused.
     /// - A lock that was lost meanwhile, as far as this client knows, is never handed on; nor is
-    ///   one while the server is not heard. What a guard promises is unchanged.
+    ///   one while the server is not heard. The promise of a guard is unchanged.
     /// - With a [`lease`](Self::lease) of its own or a [`max_hold`](Self::max_hold), which go on
     ///   while it is kept, a kept lock is handed on as long as half of them is left.
     /// - Locks are kept apart by their terms: calls with another lease, `max_hold` or `idle` take
@@ -61,8 +61,8 @@ impl Lock {
     /// - While calls of this process stand in the server's queue it is not kept. Where that never
     ///   ends, because several tasks take it without a pause, each use asks the server from the
     ///   first interruption on; as soon as none of them stands there it is kept again.
-    /// - `unlock()` says that the guard has given it back here; what the server knows of it the
-    ///   next call hears. What is idle goes back to the server with
+    /// - `unlock()` only confirms that the guard has given the lock back here; the next call hears
+    ///   of any change at the server. Idle locks go back to the server with
     ///   [`shutdown()`](crate::Client::shutdown): a program that ends without it leaves it held for
     ///   the [grace](crate::ClientBuilder::grace).
     /// - [`Guard::wanted`] ends for callers of this process, too.

@@ -1,8 +1,8 @@
-//! What locks of every kind have in common, written once: the settings of a call, and the three
-//! verbs.
+//! The methods that locks of every kind have in common, written once: the settings of a call, and
+//! the three verbs.
 
-/// The settings of a lock, which are fields of the place that is named first; each may have more to
-/// say than what is true of all. Locks of a quorum and semaphores have no owner.
+/// The settings of a lock, which are fields of the place that is named first. Each may add its own
+/// documentation to the common one. Locks of a quorum and semaphores have no owner.
 macro_rules! setters {
     (
         $this:ident, $kept:expr;
@@ -13,9 +13,9 @@ macro_rules! setters {
         /// Sets a lease of this length, which the watchdog does not renew. Whole milliseconds; a
         /// part of one is cut off.
         ///
-        /// In a cluster the client tells the server now and then what is left of it, since the
-        /// slot may have moved: there the server may keep the lock for longer by as long as such a
-        /// command is on its way. The guard ends with the lease that was asked for.
+        /// In a cluster, where the slot may move, the client repeats the rest of the lease to the
+        /// server now and then. There the server may keep the lock for longer, by the time that
+        /// such a command is on its way. The guard ends with the lease that was asked for.
         ///
         $(#[$lease_doc])*
         #[must_use = "this gives one with the lease, and takes nothing"]
@@ -35,7 +35,7 @@ macro_rules! setters {
         }
 
         $(
-            /// Sets the owner, who enters again what it holds already: see
+            /// Sets the owner, which enters again the locks that it holds already: see
             /// [`Owner`](crate::Owner). A [`Scope`](crate::Scope) sets it for all of its locks.
             ///
             $(#[$owner_doc])*
@@ -67,10 +67,9 @@ macro_rules! verbs {
         ///
         /// # Cancel safety
         ///
-        /// Dropping the future gives up the place in the queue, and what was granted meanwhile is
-        /// given back; nothing stays behind, at whatever await it is dropped. The client does so in
-        /// the background: see [`Client::shutdown`](crate::Client::shutdown) for waiting until it
-        /// is done.
+        /// Dropping the future at any await gives up the place in the queue and releases a grant
+        /// that came meanwhile; neither a hold nor a waiter stays behind. The client does so in the
+        /// background: [`Client::shutdown`](crate::Client::shutdown) waits until it is done.
         ///
         /// # Errors
         ///
@@ -107,7 +106,7 @@ macro_rules! verbs {
         ///
         /// # Cancel safety
         ///
-        /// If the future is dropped, what was granted meanwhile is given back in the background.
+        /// If the future is dropped, a grant that came meanwhile is released in the background.
         ///
         /// # Errors
         ///

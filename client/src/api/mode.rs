@@ -28,7 +28,7 @@ pub enum Permits {}
 /// impl rlock_client::mode::Single for Another {}
 /// ```
 ///
-/// What a guard of several locks cannot do the compiler says, and what to use instead:
+/// For a method that a guard of several locks lacks, the compiler names the replacement:
 ///
 /// ```compile_fail,E0277
 /// fn name(guard: &rlock_client::MultiGuard) -> &[u8] {
@@ -42,7 +42,7 @@ pub enum Permits {}
 )]
 pub trait Single: sealed::Sealed {}
 
-/// What other crates can neither name nor implement.
+/// Holds a trait that other crates can neither name nor implement.
 mod sealed {
     #[expect(unnameable_types, reason = "that is what it is for")]
     pub trait Sealed {}

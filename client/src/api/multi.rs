@@ -10,19 +10,20 @@ use crate::wire::{Mode, WaitMode};
 /// at once: all or none. Cheap to clone; nothing is taken until one of its verbs is called.
 ///
 /// The locks are plain ones; a [`Lock`](crate::Lock) of one of the names excludes this and the
-/// other way round. While it waits it holds none of them, so nobody is kept waiting by who waits,
-/// and callers who name the same locks in different orders do not get in each other's way. It
-/// waits in the queue of each, and is granted when it is the first in all.
+/// other way round. While a call waits it holds none of them, so it blocks no other caller, and
+/// callers that name the same locks in different orders do not get in each other's way. It waits in
+/// the queue of each, and is granted when it is the first in all.
 ///
 /// # In a cluster
 ///
 /// Names of one slot (`{order:7}:items` and `{order:7}:bill`) are taken as above. Names of several
 /// slots may lie at several nodes, and no command reaches more than one slot: they are taken slot
-/// by slot, in an order that is the same for all callers. What is different then:
+/// by slot, in an order that is the same for all callers. The differences:
 ///
-/// - While it waits for one part it holds those before. Nobody who only takes several locks in this
-///   way can be part of a circle; somebody who holds a lock and then asks for others can, and no
-///   node sees a circle that leads through another. Prefer names of one slot, or a timeout.
+/// - While it waits for one part it holds those before. Callers that only take several locks in
+///   this way never wait for each other in a circle. A caller that holds a lock and then asks for
+///   others can, and no node sees a circle that leads through another node. Prefer names of one
+///   slot, or a timeout.
 /// - If a part cannot be had, those before are given back before the call returns, and others can
 ///   get them at once. `timeout` is for all parts together.
 /// - Each part has a token of its own: see [`MultiGuard::token_of`](crate::MultiGuard::token_of).

@@ -62,7 +62,7 @@ impl RwLock {
         /// that.
         lease;
         max_hold;
-        /// What it may do: [above](Self#owner).
+        /// Its rights are described [above](Self#owner).
         owner;
     }
 

@@ -99,7 +99,7 @@ impl Scope {
         self.client.multi(names).owner(&self.owner)
     }
 
-    /// Who takes the locks: the owner of every guard, as the server shows it.
+    /// The owner of every lock and guard of this scope, as the server shows it.
     pub fn owner(&self) -> &Owner {
         &self.owner
     }

@@ -11,13 +11,13 @@ use crate::wire::{Mode, WaitMode};
 /// lets owners in as long as no more permits are out than its limit. Cheap to clone; nothing is
 /// taken until one of its verbs is called.
 ///
-/// Permits have owners, as locks have: each call is an owner of its own, and what it holds is given
-/// back when its guard is dropped, and by the server when this process dies.
+/// Permits have owners, as locks have: each call is a separate owner. Its permits are given back
+/// when its guard is dropped, and by the server when this process dies.
 ///
 /// # Order
 ///
-/// Strictly first come, first served, in the server: who asks for many permits waits until so many
-/// are free, and nobody behind passes it.
+/// Strictly first come, first served, in the server: a caller that asks for many permits waits
+/// until they are free, and no later caller passes it.
 ///
 /// # Limit
 ///
@@ -80,8 +80,8 @@ impl Semaphore {
         self.acquire_many(1).await
     }
 
-    /// Takes so many permits at once, waiting in the queue for as long as it takes. They are held,
-    /// renewed and given back together.
+    /// Takes this many permits at once, waiting in the queue for as long as it takes. They are
+    /// held, renewed and given back together.
     ///
     /// # Cancel safety
     ///
@@ -109,7 +109,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, what was granted meanwhile is given back in the background.
+    /// If the future is dropped, a grant that came meanwhile is released in the background.
     ///
     /// # Errors
     ///
@@ -134,7 +134,7 @@ impl Semaphore {
         self.try_acquire_many(1).await
     }
 
-    /// Takes so many permits if they are free and nobody waits before; does not wait.
+    /// Takes this many permits if they are free and nobody waits before; does not wait.
     ///
     /// # Cancel safety
     ///
@@ -174,7 +174,7 @@ impl Semaphore {
         self.acquire_many_timeout(1, timeout).await
     }
 
-    /// Takes so many permits at once, waiting in the queue for at most `timeout`.
+    /// Takes this many permits at once, waiting in the queue for at most `timeout`.
     ///
     /// # Cancel safety
     ///

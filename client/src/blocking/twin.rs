@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Runtime;
 
-/// What a call gives here in place of what it gives with async.
+/// A type whose blocking twin a call here returns in its place.
 pub(super) trait HasTwin {
     type Twin;
 

@@ -371,7 +371,7 @@ impl Pending {
         if may_be_held {
             return Error::no_reply(None);
         }
-        // What was sent was refused, for a reason that has not passed.
+        // The server refused all commands that were sent, and the reason has not passed.
         let trouble = self.context.router.trouble();
         trouble.unwrap_or_else(Error::not_attached)
     }
@@ -819,18 +819,18 @@ impl Call {
     }
 }
 
-/// The number of a turn that was free, so that nobody waited for it.
+/// The number of a turn that was free, so that no call waited for it.
 const NOT_IN_LINE: u64 = 0;
 
-/// So much later than the link a call is told that no answer has come.
+/// A call gives up on an answer this much later than the link does.
 const LINK_FIRST: Duration = Duration::from_millis(20);
 
 /// A grant that is heard later than this part of the lease is asked for again.
 const FRESH_PART: u32 = 3;
 
-/// So often in a row.
+/// How often a grant that cannot be counted on is asked for again.
 const TRIES: u32 = 5;
 
-/// So often in a row nodes may send a call on. Two that have not yet heard of a move send it to
-/// each other until they have.
+/// How often in a row nodes may redirect a call. Two nodes that have not yet heard of a move
+/// redirect it to each other until they have.
 const HOPS: u32 = 5;

@@ -202,5 +202,5 @@ impl Hold {
     }
 }
 
-/// So often in a row nodes may send a command on without a pause.
+/// How often in a row nodes may redirect a command without a pause.
 const HOPS: u32 = 5;

@@ -196,7 +196,7 @@ impl Hold {
         self.lost.get().copied()
     }
 
-    /// Whether it is lost, without saying so: under the table's lock nobody may be told.
+    /// Whether the hold is lost, without a notification: none may be sent under the table's lock.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.lost.get().is_some() || now >= self.end()
     }

@@ -27,9 +27,9 @@ use crate::{locked, metrics};
 /// The kept locks of a client. The last handle (the client, a clone, or a lock named by it) ends
 /// it, and idle locks are released.
 pub(crate) struct Keeper {
-    /// So many are kept idle.
+    /// The largest number of idle locks.
     most: usize,
-    /// So many are idle now.
+    /// The number of idle locks now.
     idle: Arc<AtomicUsize>,
     stock: Mutex<Stock>,
 }
@@ -270,7 +270,7 @@ impl Kept {
         if let Some(held) = self.take_idle(&mut inside) {
             return Ok(Found::Held(held));
         }
-        // Given back before the lock is asked for: what this process keeps is in nobody's way.
+        // Release an unfit lock before the lock is asked for: the new request must not wait for it.
         let unfit = self.take_out(&mut inside);
         if unfit.is_some() {
             drop(inside);
@@ -559,7 +559,7 @@ impl Drop for Kept {
     }
 }
 
-/// Whether it may be kept: nobody else wants it.
+/// Whether the lock may be kept: it is still held, and no other client wants it.
 fn may_be_kept(hold: &Hold, now: Instant) -> bool {
     !hold.is_over(now) && hold.wanted.may_be_kept()
 }

@@ -1,4 +1,4 @@
-//! What a call asks for.
+//! A call's request for locks.
 
 use std::sync::Arc;
 

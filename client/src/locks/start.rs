@@ -80,5 +80,5 @@ pub(crate) async fn run(watchdog: Arc<Watchdog>, context: Weak<Context>) {
     }
 }
 
-/// So many are renewed before other tasks run.
+/// The number of holds that are renewed before other tasks run.
 const AT_ONCE: usize = 512;

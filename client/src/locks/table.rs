@@ -46,7 +46,7 @@ pub(super) struct State {
     slots: Slab<Slot>,
     calls: Slab<Call>,
     with_session: WithSession,
-    /// So many calls and places in line have been numbered.
+    /// The number of calls and places in the queue that have been numbered.
     numbers: u64,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Slot {
     key: Key,
     /// As long as it has guards.
     pub(super) hold: Option<Arc<Hold>>,
-    /// One whose last guard has gone while it was somebody's turn: the server may have it still.
+    /// A hold whose last guard was dropped while a call had the turn: the server may still have it.
     pub(super) left: Option<Arc<Hold>>,
     pub(super) turn: Option<Turn>,
     /// Calls that wait for the turn. It is empty for most owners, which take one lock once.
@@ -320,7 +320,7 @@ impl State {
         self.with_session.holds.push(hold);
     }
 
-    /// Those that wait for this session, or for one that nobody will hear of again.
+    /// The calls that wait for this session, or for a session that will never be heard of again.
     pub(super) fn calls_with_session(&mut self, session: &Arc<Session>) -> Vec<CallId> {
         let all = std::mem::take(&mut self.with_session.calls);
         let mut now = Vec::new();

@@ -41,7 +41,7 @@ pub(super) enum Next {
 }
 
 impl Wanted {
-    /// Of a hold that may have asked with its ACQUIRE.
+    /// The state of a new hold, which may have asked with its ACQUIRE.
     pub(crate) fn new(is_asked: bool) -> Self {
         let asked = is_asked.then_some(Asked::Until { told: 0 });
         Self {
@@ -66,17 +66,17 @@ impl Wanted {
         self.told_here.store(0, Ordering::Release);
     }
 
-    /// The server has told so often that somebody waits.
+    /// Adds the number of the server's reports that a caller waits.
     pub(crate) fn tell(&self, times: u64) {
         self.told.fetch_add(times, Ordering::Release);
     }
 
-    /// It must not be kept here: it is lost, or nobody would hear that it is wanted.
+    /// The lock must not be kept here: it is lost, or the server cannot report that it is wanted.
     pub(crate) fn must_go_back(&self) {
         self.goes_back.store(true, Ordering::Release);
     }
 
-    /// Whether it may be kept here, as far as others are concerned.
+    /// Whether the lock may be kept here, because no other client wants it.
     pub(crate) fn may_be_kept(&self) -> bool {
         self.told() == 0 && !self.goes_back.load(Ordering::Acquire)
     }
@@ -128,7 +128,7 @@ impl Wanted {
         }
     }
 
-    /// The server does not tell: why, unless nobody wants to know any more.
+    /// The server does not report waiters. `error` says why, if a listener still wants to know.
     pub(crate) fn failed(&self, error: Option<Error>) {
         *locked(&self.asked) = error.map_or(Asked::Not, Asked::Refused);
     }

@@ -34,7 +34,7 @@ impl Watchdog {
         });
     }
 
-    /// So far away that it never comes is as good as not due.
+    /// `None` stands for a moment so far away that it never comes.
     fn is_due_by(&self, at: Option<Instant>, is_news: impl Fn(Option<Instant>) -> bool) {
         self.next.send_if_modified(|next| {
             let is_news = is_news(*next);

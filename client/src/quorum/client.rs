@@ -22,8 +22,8 @@ use crate::{Background, ErrorKind, MILLIS_MAX, within};
 /// # When to use it
 ///
 /// When a lock must outlive the loss of a server, and a failover, which can lose a grant, is not
-/// good enough. It costs a command on every server, is not served first come first served, and its
-/// tokens are [one a server](crate::QuorumGuard::tokens). What it promises rests on these:
+/// good enough. It costs a command on every server, callers are not served in order, and there is
+/// [one token a server](crate::QuorumGuard::tokens). Its promises rest on these conditions:
 ///
 /// - The servers are independent: primaries on machines of their own, none a replica of another.
 /// - Their clocks, and this machine's, run at nearly the same speed, a hundredth apart at most.
@@ -101,9 +101,9 @@ impl QuorumClient {
         QuorumLock { terms }
     }
 
-    /// Ends what is pending and waits until the servers know: see [`Client::shutdown`]. A server
-    /// that cannot be reached is waited for, if something is to be given back there, for as long as
-    /// the lease.
+    /// Ends pending calls and waits until the servers have confirmed all releases: see
+    /// [`Client::shutdown`]. If a release is due on a server that cannot be reached, this waits for
+    /// at most the lease.
     ///
     /// # Cancel safety
     ///
@@ -164,9 +164,8 @@ impl QuorumBuilder {
     /// The settings of the client of each server: lease, grace, longest hold, certificates for TLS
     /// and the rest mean what they mean there. User and password are in each server's URL.
     ///
-    /// Sentinels and acknowledgements by replicas or on disks are refused: they are not for these
-    /// servers, none of which is to fail over. A promoted replica that missed a grant could make up
-    /// a second majority.
+    /// Sentinels and acknowledgements by replicas or on disks are refused, because these servers
+    /// must not fail over: a promoted replica that missed a grant could complete a second majority.
     pub fn settings(mut self, settings: ClientBuilder) -> Self {
         self.settings = settings;
         self
@@ -176,8 +175,8 @@ impl QuorumBuilder {
     /// unless set, from 1 to 2^53-1 ms. Several times the round trip to the farthest server, and a
     /// small part of the lease.
     ///
-    /// A lock is taken as soon as a majority has granted it, so this is only waited for when too
-    /// few have. What a server grants after that time is given back there.
+    /// A call returns as soon as a majority has granted the lock, so it waits this long only when
+    /// too few servers have. A grant that arrives later is released.
     ///
     /// Only [`unlock`](crate::QuorumGuard::unlock) waits longer where a majority does not answer:
     /// for twice the [response timeout](crate::ClientBuilder::response_timeout).
@@ -201,7 +200,7 @@ impl QuorumBuilder {
     ///
     /// - Unavailable: fewer than a majority can be reached; or two addresses turn out to lead to the
     ///   same server. Where that turns out later one of the two has no vote.
-    /// - Module not loaded, refused: the answer of so many that no majority is left.
+    /// - Module not loaded, refused: too many servers answered this to leave a majority.
     /// - Refused too: a setting is out of its bounds, or not for a quorum; a URL cannot be read; the
     ///   number is even or too small; a server is named twice. Nothing is asked then.
     ///
@@ -237,7 +236,7 @@ impl QuorumBuilder {
     }
 }
 
-/// What connects to each of the servers, by their addresses, if they make a quorum.
+/// A connector for each server, with its address. Fails if the servers cannot make a quorum.
 fn connectors<U: AsRef<str>>(
     settings: &ClientBuilder,
     urls: impl IntoIterator<Item = U>,

@@ -1,4 +1,4 @@
-//! The servers of a quorum, and what is asked of them all.
+//! The servers of a quorum, and questions to all of them.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -20,18 +20,18 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    /// The client, if its connection is not known to be broken: whoever asks many servers does not
-    /// wait for one that is down.
+    /// The client, or the error of a connection that is known to be broken: a call to all servers
+    /// does not wait for one that is down.
     pub(crate) fn client(&self) -> Result<&Client, Error> {
         let trouble = self.client.context.router.trouble();
         trouble.map_or(Ok(&self.client), Err)
     }
 }
 
-/// What the clones of a client, its locks and its guards share.
+/// The state that the clones of a client, its locks and its guards share.
 pub(crate) struct Core {
     pub(crate) members: Box<[Arc<Member>]>,
-    /// So many servers are a majority.
+    /// The number of servers that are a majority.
     pub(crate) need: usize,
     /// For how long each server may be asked.
     pub(crate) server_timeout: Duration,
@@ -54,7 +54,7 @@ impl Core {
             let answers: Answers = self.members.iter().map(|one| one.client().err()).collect();
             if done(&answers) >= self.need {
                 if !all_tried {
-                    // Those that are later are found when they are there.
+                    // Servers that take longer join when they are connected.
                     let _ = timeout(self.server_timeout, &mut trying).await;
                 }
                 return self.all_different();
@@ -70,11 +70,11 @@ impl Core {
         }
     }
 
-    /// Looks for one server behind two addresses. It grants a lock once, so it would refuse us what
-    /// it has granted us, and the majority would be of fewer servers than there seem to be; and in
-    /// two of its databases it would be two votes that fail together.
+    /// Looks for one server behind two addresses. Such a server grants a lock once and would refuse
+    /// our second request, so the majority would be of fewer servers than there seem to be. Under
+    /// two of its databases it would have two votes that fail together.
     ///
-    /// What turns out later is found when it grants a lock.
+    /// `Parts::join` finds a twin that shows up later, when it grants a lock.
     fn all_different(&self) -> Result<(), QuorumError> {
         let mut addresses = HashMap::new();
         for Member { address, client } in self.members.iter().map(|one| &**one) {
@@ -88,7 +88,7 @@ impl Core {
         Ok(())
     }
 
-    /// What a server answers, if that comes in time; else the question is dropped.
+    /// A server's answer if it comes in time; otherwise drops the call and says "too slow".
     pub(crate) async fn in_time<T>(
         &self,
         answer: impl Future<Output = Result<T, Error>>,
@@ -106,7 +106,7 @@ impl Core {
         Err(self.error(doubt(&answers, self.need), what, answers))
     }
 
-    /// An error with each server's answer, `None` for what was wished for.
+    /// An error with each server's answer; `None` stands for success.
     pub(crate) fn error(&self, kind: ErrorKind, what: &str, answers: Answers) -> QuorumError {
         let (did, servers, need) = (done(&answers), self.members.len(), self.need);
         let what = format!("{did} of {servers} servers {what}, {need} are needed");

@@ -1,25 +1,25 @@
-//! Why a quorum did not do what it was asked to, server by server.
+//! The error of a call to a quorum, server by server.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, kinds};
 
-/// Why a call to a quorum did not do what it was asked to, and what each server had to do with it.
+/// Why a call to a quorum failed, and what each server answered.
 ///
 /// The [kind](Self::kind) says what a caller may conclude, as with [`Error`]:
 /// - [not acquired](Self::is_not_acquired): enough servers answered, and too many of them said that
 ///   somebody else has the lock. Nothing is held.
 /// - [lost](Self::is_lost): fewer than a majority still held it. Somebody else may have it since.
-/// - [unavailable](Self::is_unavailable): too few servers could be asked, or answered in time.
-///   After a call that was to take the lock nothing is held.
+/// - [unavailable](Self::is_unavailable): too few servers could be asked, or answered in time. If
+///   the call was to take the lock, nothing is held.
 /// - [`Unknown`](ErrorKind::Unknown): a renewal or a release was not confirmed by a majority.
-/// - [`Refused`](ErrorKind::Refused), [`ModuleNotLoaded`](ErrorKind::ModuleNotLoaded): so many
-///   servers said no that no majority is left.
+/// - [`Refused`](ErrorKind::Refused), [`ModuleNotLoaded`](ErrorKind::ModuleNotLoaded): too many
+///   servers answered this to leave a majority.
 ///
 /// [`servers`](Self::servers) has every server's own [`Error`]: held by somebody else, with what is
-/// left of that lease; not to be reached, with the source; too slow; refused. What a server may
-/// have granted without our hearing of it is given back in the background.
+/// left of that lease; not to be reached, with the source; too slow; refused. A grant whose reply
+/// was lost is released in the background.
 ///
 /// # Examples
 ///
@@ -68,8 +68,8 @@ impl QuorumError {
         is_unavailable: Unavailable;
     }
 
-    /// Every server, by its address, with its own error; without one if it did what it was asked
-    /// to. In the order in which the servers were named.
+    /// Every server's address and its error, `None` if it did its part. In the order in which the
+    /// servers were named.
     pub fn servers(&self) -> impl Iterator<Item = (&str, Option<&Error>)> {
         let servers = self.servers.iter();
         servers.map(|(address, error)| (&**address, error.as_ref()))

@@ -1,6 +1,5 @@
-//! A lock that is held on a majority, and the task that looks after it: it takes in what is granted
-//! late, takes the lock again where it was lost, and gives back the rest when it is lost as a
-//! whole.
+//! A lock that is held on a majority, and its keeper task. The task adds grants that arrive late,
+//! takes the lock again on servers that lost it, and releases the rest when the majority is lost.
 //!
 //! It does not renew: each server's hold is renewed by the watchdog of that server's client.
 
@@ -28,19 +27,19 @@ use crate::{ErrorKind, locked, task};
 /// It says that the lock is held only while a majority of the servers cannot have given it away,
 /// each counted as a [`Guard`](crate::Guard#what-a-guard-promises) counts: on the monotonic clock,
 /// from the moment in which the last successful command to that server was sent, less the drift.
-/// When fewer than a majority are left it is lost, [says so](Self::lost) with every server's
-/// reason, and stays lost: what is left is given back at once.
+/// When fewer than a majority are left, the lock is lost: [`lost`](Self::lost) ends with every
+/// server's reason, the remaining holds are released at once, and the guard stays lost.
 ///
 /// A lock that was given no lease is renewed on each server by itself. Where it is not held (the
 /// server was down or slow, has restarted, was out of touch) it is taken again within a second or
 /// so, as long as a majority is held all the while; but not where an operator broke or deleted it.
 ///
-/// Like any guard it cannot stop what has been started: see [`tokens`](Self::tokens).
+/// Like any guard it cannot stop a write that is under way: see [`tokens`](Self::tokens).
 #[must_use = "dropped, as by `let _ =`, it gives the lock back at once: give it a name"]
 pub struct QuorumGuard {
     terms: Terms,
     parts: Arc<Mutex<Parts>>,
-    /// What looks after it.
+    /// The keeper task.
     tasks: JoinSet<()>,
 }
 
@@ -68,11 +67,11 @@ impl QuorumGuard {
     /// first grant to this guard. At least a majority of the servers, also when the lock is lost.
     ///
     /// There is no single token: each server counts for itself, and the numbers of two servers
-    /// cannot be compared. What can be said is this: of two holders one after the other, at least
-    /// one server has granted it to both, and to the later with the larger token. So a resource
-    /// that remembers the largest token *of each server*, and refuses a write in which any token is
-    /// smaller than the one it remembers for that server, refuses the late write of a former holder
-    /// once the later one has written. It must refuse a list that is shorter than a majority.
+    /// cannot be compared. But of any two successive holders, at least one server has granted the
+    /// lock to both, and the later holder has the larger token there. So a resource that remembers
+    /// the largest token *of each server*, and refuses a write in which any token is smaller than
+    /// the one it remembers for that server, refuses the late write of a former holder once the
+    /// later one has written. It must refuse a list that is shorter than a majority.
     ///
     /// # Examples
     ///
@@ -128,28 +127,27 @@ impl QuorumGuard {
         until_lost(&self.parts).await
     }
 
-    /// Ends when somebody else tries to get the lock, as far as one of the servers has told, so
-    /// that a long task can give it back at a good moment. Whoever ignores it keeps the lock.
+    /// Ends when a server reports that another client tries to get the lock, so that a long task
+    /// can give it back at a good moment. A holder that ignores this keeps the lock.
     ///
-    /// Others do not wait in a queue but try [again and again](QuorumLock), at all servers. So the
-    /// first server that has refused one of them for this guard tells, and a majority need not. The
-    /// others tell of the same try a little later, each for itself: called again after that it may
-    /// end at once.
+    /// Others do not wait in a queue but try [again and again](QuorumLock), at all servers. So this
+    /// ends at the report of the first server that refused one of them; a majority is not needed.
+    /// The other servers report the same try a little later, so the next call may end at once.
     ///
-    /// The first call asks each server to tell, by a renewal in the background; called again it
-    /// asks those again that have told.
+    /// The first call asks each server for reports, by a renewal in the background. A later call
+    /// asks the servers that have reported since.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped nothing is forgotten: what is told meanwhile ends the next call at
-    /// once. So it can be one arm of a `select!` in a loop, or be looked at between two steps with
-    /// a timeout of zero.
+    /// If the future is dropped nothing is forgotten: a report that arrives meanwhile ends the next
+    /// call at once. So it can be one arm of a `select!` in a loop, or be looked at between two
+    /// steps with a timeout of zero.
     ///
     /// # Errors
     ///
     /// - Lost: fewer than a majority still hold it, and nobody needs to give it back.
-    /// - Refused: what each server has answered where none that holds it can tell, such as that its
-    ///   module is older than this and knows no `WANTED`.
+    /// - Refused: none of the servers that hold the lock can report, for example because their
+    ///   modules are older than `WANTED`. The error has each server's answer.
     ///
     /// # Examples
     ///
@@ -211,7 +209,7 @@ impl QuorumGuard {
     /// # Cancel safety
     ///
     /// If the future is dropped, the lease may or may not have been renewed on each server; the
-    /// guard then counts on what it knows.
+    /// guard counts only renewals whose replies it has.
     ///
     /// # Errors
     ///
@@ -309,12 +307,13 @@ impl QuorumGuard {
 
 impl Drop for QuorumGuard {
     fn drop(&mut self) {
-        // What is taken out is dropped here, and so given back; unless unlock() has done so.
+        // Dropping the guards releases them, unless unlock() has taken them out already.
         let left = locked(&self.parts).take();
         drop(left);
         let mut tasks = std::mem::take(&mut self.tasks);
         tasks.abort_all();
-        // What it had still asked for is given back when it has ended, which shutdown() waits for.
+        // The task's requests in flight are released when it has ended, and shutdown() waits for
+        // that.
         let ended = async move { tasks.shutdown().await };
         self.terms.core.background.spawn(ended);
     }
@@ -332,21 +331,21 @@ impl fmt::Debug for QuorumGuard {
 
 /// Ends when it is lost, at the latest with its validity.
 ///
-/// What joins meanwhile need not be listened to: as long as those that were there are not lost they
-/// are a majority.
+/// Guards that join meanwhile need no listener: the guards at the start are a majority until one of
+/// them is lost.
 async fn until_lost(parts: &Mutex<Parts>) -> QuorumError {
     loop {
         if let Some(lost) = locked(parts).lost() {
             return lost;
         }
-        // Not the guards: what is lost meanwhile is to be given back at once.
+        // Not the guards: a clone of a guard would delay its release when it is lost.
         let hold = |guard: &Arc<Guard>| Arc::clone(guard.hold());
         let holds: Vec<_> = locked(parts).live().flatten().map(hold).collect();
         lost(holds.iter()).await;
     }
 }
 
-/// Looks after what is held until it is lost, or the task is aborted with the guard.
+/// Keeps the lock until it is lost, or until the guard aborts this task.
 async fn keep(parts: Arc<Mutex<Parts>>, is_renewed: bool, mut round: Round) {
     let lost = until_lost(&parts);
     tokio::pin!(lost);

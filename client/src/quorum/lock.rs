@@ -15,13 +15,12 @@ use crate::{Backoff, ErrorKind};
 /// its verbs is called.
 ///
 /// A try asks all servers at once and takes what is free, never waiting in a server's queue: two
-/// clients that held a part each and waited for the other's would wait for ever. If no majority
-/// has granted it, all is given back, and the next try follows after a pause of random length, at
-/// most 200 ms. So there is no order among those who wait: whoever tries in the right moment gets
-/// it.
+/// clients that each held a part and waited for the other's part would wait for ever. If no
+/// majority has granted it, the client releases all grants and tries again after a random pause of
+/// at most 200 ms. So waiters have no order: the first one to try after a release gets the lock.
 ///
-/// Every call is an owner of its own: there is no re-entrance and no [`Scope`](crate::Scope), and
-/// two tasks that take two locks in opposite orders wait for each other until a timeout.
+/// Every call is a separate owner: there is no re-entrance and no [`Scope`](crate::Scope), and two
+/// tasks that take two locks in opposite orders wait for each other until a timeout.
 ///
 /// # Lease
 ///
@@ -67,15 +66,15 @@ impl QuorumLock {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves no hold on any server, at whatever await it is dropped: what was
-    /// granted, also what is granted later, is given back in the background. See
-    /// [`QuorumClient::shutdown`](crate::QuorumClient::shutdown) for waiting until it is done.
+    /// Dropping the future at any await leaves no hold on any server: grants, including later ones,
+    /// are released in the background. [`QuorumClient::shutdown`](crate::QuorumClient::shutdown)
+    /// waits until that is done.
     ///
     /// # Errors
     ///
     /// - Unavailable: for one [response timeout](crate::ClientBuilder::response_timeout) too few
     ///   servers could be asked, or answered in time.
-    /// - Refused, module not loaded: the answer of so many that no majority is left.
+    /// - Refused, module not loaded: too many servers answered this to leave a majority.
     ///
     /// The error has [every server's own](QuorumError::servers).
     ///
@@ -105,7 +104,7 @@ impl QuorumLock {
     ///
     /// - Not acquired: somebody else has it, or tried at the same moment.
     /// - Unavailable: too few servers could be asked, or answered in time.
-    /// - Refused, module not loaded: the answer of so many that no majority is left.
+    /// - Refused, module not loaded: too many servers answered this to leave a majority.
     ///
     /// # Examples
     ///
@@ -142,7 +141,7 @@ impl QuorumLock {
     /// - Not acquired: somebody else still has it.
     /// - Unavailable: for one [response timeout](crate::ClientBuilder::response_timeout), or in
     ///   the last try, too few servers could be asked, or answered in time.
-    /// - Refused, module not loaded: the answer of so many that no majority is left.
+    /// - Refused, module not loaded: too many servers answered this to leave a majority.
     ///
     /// # Examples
     ///
@@ -171,7 +170,7 @@ impl QuorumLock {
                 Err(ErrorKind::Unavailable) => unasked_since.or_else(|| Some(Instant::now())),
                 _ => return tried,
             };
-            // How long too few servers may be to be asked until a call says so.
+            // For how long too few servers may answer before the call fails.
             let unasked_max = self.terms.core.response_timeout;
             let unasked = unasked_since.is_some_and(|since| since.elapsed() >= unasked_max);
             let now = Instant::now();
@@ -185,10 +184,10 @@ impl QuorumLock {
         }
     }
 
-    /// Asks all servers at once, and keeps what they grant if that is a majority.
+    /// Asks all servers at once, and keeps the grants if they are a majority.
     ///
-    /// All that is granted is in guards, and all that may yet be granted in pending calls of
-    /// `try_lock`: wherever this is dropped, they give back what they have.
+    /// Every grant is in a guard, and every request in flight in a pending call of `try_lock`: if
+    /// this future is dropped, both release their holds.
     async fn try_once(&self) -> Result<QuorumGuard, QuorumError> {
         let longest = self.terms.max_hold.or(self.terms.core.max_hold);
         let mut parts = Parts::new(&self.terms, longest);
@@ -199,8 +198,8 @@ impl QuorumLock {
             if parts.are_majority() {
                 return Ok(QuorumGuard::new(parts, round));
             }
-            // Without hope of a majority a part is only in the way of others. What the rest
-            // says is still of interest, for the error.
+            // Without hope of a majority our grants only block other clients. The remaining answers
+            // are still awaited, because the error names each of them.
             if parts.kept().saturating_add(round.len()) < self.terms.core.need {
                 parts.give_back();
             }
@@ -218,5 +217,5 @@ impl fmt::Debug for QuorumLock {
     }
 }
 
-/// Short, because nobody tells a client that the lock is free: for so long it may lie idle.
+/// Short, because no server tells a client that the lock is free: it may lie idle for this long.
 const PAUSE_MAX: Duration = Duration::from_millis(200);

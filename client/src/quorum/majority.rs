@@ -1,29 +1,28 @@
-//! The arithmetic of a quorum: how many are enough, for how long, and what it means if they are
-//! not. Pure.
+//! The arithmetic of a quorum: how many servers are enough, for how long the lock is held, and
+//! which error too few of them make. Pure functions.
 
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 
-/// What each server has answered, in the order in which they were named; `None` is what was wished
-/// for.
+/// Each server's answer, in the order in which the servers were named; `None` is success.
 pub(crate) type Answers = Vec<Option<Error>>;
 
-/// How many have done what was wished for.
+/// How many servers have done their part.
 pub(crate) fn done(answers: &[Option<Error>]) -> usize {
     answers.iter().filter(|answer| answer.is_none()).count()
 }
 
-/// More than half of so many servers.
+/// More than half of this number of servers.
 pub(crate) fn majority(servers: usize) -> usize {
     (servers / 2).saturating_add(1)
 }
 
-/// For how long a quorum is held, given what is left of the validity of each of its holds: until
-/// fewer than `need` of them are left. Zero is not held.
+/// For how long a quorum is held, given the remaining validity of each of its holds: until fewer
+/// than `need` of them are left. Zero means not held.
 ///
-/// What is left of one hold is its lease, less the time since its command was sent, less the drift
-/// of clocks; or less than that if its server could take this client for dead before.
+/// A hold's remaining validity is its lease, less the time since its command was sent, less the
+/// drift of clocks. It is shorter if its server may declare this client dead before that.
 pub(crate) fn validity(left: impl IntoIterator<Item = Duration>, need: usize) -> Duration {
     let mut left: Vec<_> = left.into_iter().collect();
     left.sort_unstable_by(|one, other| other.cmp(one));
@@ -35,7 +34,7 @@ pub(crate) fn validity(left: impl IntoIterator<Item = Duration>, need: usize) ->
 pub(crate) fn refusal(answers: &[Option<Error>], need: usize) -> ErrorKind {
     let count = |is: fn(&Option<Error>) -> bool| answers.iter().filter(|one| is(one)).count();
     let answered = count(|one| one.as_ref().is_none_or(Error::is_not_acquired));
-    // Even if those that could not be asked had granted it.
+    // As if the servers that did not answer had granted it.
     let possible =
         answered.saturating_add(count(|one| one.as_ref().is_some_and(Error::is_unanswered)));
     if answered >= need {
@@ -78,7 +77,7 @@ mod tests {
         }
     }
 
-    /// Lease 10 s, so a drift of 102 ms: what is left of a hold is 9,898 ms less the time since its
+    /// Lease 10 s, so a drift of 102 ms: a hold is valid for 9,898 ms less the time since its
     /// command was sent.
     #[test]
     fn held_until_too_few_holds_are_left() {
@@ -106,7 +105,7 @@ mod tests {
         }
     }
 
-    /// What the servers said, a letter each.
+    /// The servers' answers, one letter for each.
     fn answers(letters: &str) -> Vec<Option<Error>> {
         let answer = |letter| match letter {
             'y' => None,

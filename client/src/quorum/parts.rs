@@ -1,4 +1,4 @@
-//! What each server has granted or said instead, and whether that makes a majority.
+//! The grant or the refusal of each server, and whether the grants make a majority.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -15,7 +15,7 @@ use crate::{Error, ErrorKind, TIMEOUT_MAX};
 /// The lock on all servers, in the order in which they were named.
 pub(crate) struct Parts {
     pub(crate) terms: Terms,
-    /// When it ends at the latest.
+    /// When the longest hold ends; `None` without a limit.
     cap: Option<Instant>,
     servers: Vec<Part>,
     lost: Option<QuorumError>,
@@ -25,19 +25,19 @@ pub(crate) struct Parts {
 struct Part {
     member: Arc<Member>,
     guard: Option<Arc<Guard>>,
-    /// Why the server granted nothing, or why that was given back. `None` beside no guard: it was
-    /// given back because the others are too few.
+    /// Why the server granted nothing, or why its grant was released. `None` without a guard: the
+    /// grant was released because the other grants were too few.
     why_not: Option<Error>,
-    /// Of the first grant.
+    /// The token of the first grant.
     token: Option<u64>,
-    /// How often this grant was wanted, as far as its guard has told.
+    /// How many reports of waiters this grant's guard has passed on.
     heard: Arc<AtomicU64>,
-    /// Whether it has not answered since it was asked last.
+    /// Whether the server has yet to answer the last request.
     is_asked: bool,
 }
 
 impl Part {
-    /// Why it does not count; `None` if it does.
+    /// Why the part does not count; `None` if it does.
     fn trouble(&self) -> Option<Error> {
         match &self.guard {
             Some(guard) => guard.still_held().err(),
@@ -54,14 +54,15 @@ impl Part {
         guard.map_or(Duration::ZERO, |guard| guard.valid_for())
     }
 
-    /// Gives back what is lost by our clock: the server may not know.
+    /// Releases a hold that is lost by our clock: the server may still keep it.
     fn let_go(&mut self) {
         if let Some(guard) = self.guard.take() {
             self.why_not = guard.still_held().err();
         }
     }
 
-    /// Whether it may be taken again: not where an operator has ended it.
+    /// Whether the lock may be taken again here: not if an operator or the longest hold has ended
+    /// it.
     fn is_missing(&self) -> bool {
         let Some(held) = &self.guard else { return true };
         let ended = |reason| matches!(reason, Broken | Deleted | MaxHold);
@@ -83,7 +84,8 @@ impl Parts {
         };
         Self {
             terms: terms.clone(),
-            // Its end can be said of any, so that it is not another limit when it is taken again.
+            // A limit whose end cannot be represented is shortened, so that taking it again keeps
+            // the same end.
             cap: max_hold.and_then(|longest| now.checked_add(longest.min(TIMEOUT_MAX))),
             servers: terms.core.members.iter().map(part).collect(),
             lost: None,
@@ -102,8 +104,9 @@ impl Parts {
         }
     }
 
-    /// The same for what is held by a majority already; none once it has been given back, though
-    /// nothing is held there and the releases may take long to be confirmed.
+    /// Like [`ask_missing`](Self::ask_missing), for a lock that a majority holds. Asks no server
+    /// once the lock is lost or released, although the releases may still wait for their
+    /// confirmation.
     pub(crate) fn take_again(&mut self, round: &mut Round) {
         let now = Instant::now();
         let left = self.cap.map(|cap| cap.saturating_duration_since(now));
@@ -112,16 +115,17 @@ impl Parts {
         }
     }
 
-    /// Adds what a server answers later than the majority. Given back at once if it is too late.
+    /// Adds a server's answer that came later than the majority. Releases the grant at once if the
+    /// lock is lost by then.
     pub(crate) fn join_late(&mut self, server: usize, answer: Result<Guard, Error>) {
-        // Looked at before: with this one there may be a majority again, but there was none in
-        // between, and somebody else may have had one.
+        // Check this first: the late grant may complete a majority again, but there was none in
+        // between, and another client may have had one.
         if self.lost().is_none() {
             self.join(server, answer);
         }
     }
 
-    /// Adds what a server has granted, or why it has not. What is of no use is given back at once.
+    /// Adds a server's grant or refusal. Releases a grant that is of no use at once.
     pub(crate) fn join(&mut self, server: usize, answer: Result<Guard, Error>) {
         let answer = answer.and_then(|guard| self.only_vote(guard));
         let part = self.servers.get_mut(server);
@@ -139,9 +143,10 @@ impl Parts {
         }
     }
 
-    /// What a server has granted, unless it has granted one of these by another address. Only the
-    /// grant says which server it was: what is behind an address may change, also while the lock is
-    /// asked for. A guard that does not count is dropped here, and so given back.
+    /// Passes a server's grant on, unless the same server has granted one of these holds under
+    /// another address. Only the grant shows which server it was: an address may lead to another
+    /// server at any time, even during the request. A guard that does not count is dropped here,
+    /// and so released.
     fn only_vote(&self, guard: Guard) -> Result<Guard, Error> {
         let server = |guard: &Guard| guard.hold().counts_on().session.server();
         let granted_by = server(&guard);
@@ -158,10 +163,10 @@ impl Parts {
         validity(left, self.terms.core.need)
     }
 
-    /// Whether what was granted in a try makes a majority.
+    /// Whether the grants of a try make a majority.
     ///
-    /// What has ended before the others came was somebody else's to take, and with a larger token:
-    /// the guard must not show the one of ours.
+    /// If a grant ended before the others came, another client may hold that server's lock with a
+    /// larger token. So the guard must not show our token of that server.
     pub(crate) fn are_majority(&mut self) -> bool {
         let left: Vec<_> = self.servers.iter().map(Part::valid_for).collect();
         if validity(left.iter().copied(), self.terms.core.need).is_zero() {
@@ -176,7 +181,7 @@ impl Parts {
         true
     }
 
-    /// How many are kept, of which some may have ended.
+    /// How many guards are kept; some may have ended.
     pub(crate) fn kept(&self) -> usize {
         self.servers.iter().flat_map(|part| &part.guard).count()
     }
@@ -204,7 +209,8 @@ impl Parts {
         self.terms.core.error(kind, "granted it", answers)
     }
 
-    /// Why it is lost, if it is. Once lost it stays lost, and what is left of it is given back.
+    /// Why the lock is lost, if it is. Once lost it stays lost, and its remaining holds are
+    /// released.
     pub(crate) fn lost(&mut self) -> Option<QuorumError> {
         if self.lost.is_none() && self.live().flatten().count() < self.terms.core.need {
             let core = &self.terms.core;
@@ -218,13 +224,13 @@ impl Parts {
         self.lost().map_or(Ok(()), Err)
     }
 
-    /// What counts of each server.
+    /// Each server's guard, if it still counts.
     pub(crate) fn live(&self) -> impl Iterator<Item = Option<&Arc<Guard>>> {
         self.servers.iter().map(Part::live)
     }
 
-    /// Listens whether it is wanted, at each server for itself, but for those that have refused to
-    /// tell.
+    /// Listens at each server whether the lock is wanted, except at the servers that refused to
+    /// report it.
     pub(crate) fn listen(
         &self,
         refused: &Answers,
@@ -238,11 +244,11 @@ impl Parts {
         listening.collect()
     }
 
-    /// What has become of a renewal, given the guards whose renewal failed.
+    /// Each server's answer to a renewal, given the guards whose renewal failed.
     ///
-    /// What has confirmed it and was lost since, to an operator for one, is not held any more. And
-    /// servers that were slower than the majority of `lock()` may grant it only now: without them
-    /// the renewal would be in doubt as soon as one of that majority does not answer.
+    /// A hold that was renewed and then lost, for example to an operator, counts as lost. A server
+    /// that was slower than the majority of `lock()` and grants it only now counts as renewed:
+    /// otherwise one silent server of that majority would put the renewal in doubt.
     pub(crate) fn renewed(&self, failed: Vec<Option<(Arc<Guard>, Error)>>) -> Answers {
         let answer = |(part, failed): (&Part, _)| match failed {
             // Unless it has been granted anew.
@@ -254,7 +260,7 @@ impl Parts {
         self.servers.iter().zip(failed).map(answer).collect()
     }
 
-    /// What is wrong with each server's part.
+    /// Each server's reason why its part does not count.
     pub(crate) fn troubles(&self) -> Answers {
         self.servers.iter().map(Part::trouble).collect()
     }
@@ -265,12 +271,13 @@ impl Parts {
         self.servers.iter().filter_map(token).collect()
     }
 
-    /// Takes out what is to be given back. What is left counts as lost, so nothing joins any more.
+    /// Takes out all guards, for their release. The rest counts as lost, so no later grant joins.
     pub(crate) fn take(&mut self) -> Result<Vec<(usize, Guard)>, QuorumError> {
         self.still_held()?;
         let parts = self.servers.iter_mut().enumerate();
         let guards = parts.filter_map(|(server, part)| {
-            // A renewal by hand borrows the guard whose end this is: no other has it.
+            // Only a renewal by hand clones a guard, and it borrows the quorum guard that ends
+            // here. So there is no other clone.
             Some((server, Arc::into_inner(part.guard.take()?)?))
         });
         Ok(guards.collect())

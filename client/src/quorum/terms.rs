@@ -19,7 +19,7 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// Takes the lock on one server, if that answers in time.
+    /// Takes the lock on one server, if it answers in time.
     pub(crate) fn take(
         &self,
         server: usize,
@@ -31,13 +31,13 @@ impl Terms {
             let mut lock = member.client()?.lock(&*this.name);
             lock.options.lease = this.lease;
             lock.options.max_hold = max_hold;
-            // Dropped when its time is up: a grant that comes later is given back.
+            // `in_time` drops the call when its time is up: a grant that comes later is released.
             this.core.in_time(lock.try_lock()).await
         };
         Box::pin(async move { (server, answer.await) })
     }
 }
 
-/// Servers that have been asked for the lock and have not answered yet, by their number. Dropping
-/// it gives back what they grant.
+/// The pending requests for the lock, each with its server's number. Dropping them releases any
+/// grants that still arrive.
 pub(crate) type Round = FuturesUnordered<BoxFuture<'static, (usize, Result<Guard, Error>)>>;

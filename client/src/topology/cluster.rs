@@ -43,7 +43,8 @@ impl Router {
         }
     }
 
-    /// Somebody, if nobody is known: that node says who serves it.
+    /// The node that serves the name, or any node if none is known: that node redirects the
+    /// command.
     pub(super) fn home_in_cluster(&self, name: &[u8]) -> Arc<Node> {
         let mut map = locked(&self.map);
         let home = map.slots.get(slot_of(name)).cloned();
@@ -88,7 +89,7 @@ impl Router {
         Ok(locked(&self.map).learn(&ranges, &asked))
     }
 
-    /// Asks one node after the other, and the next before one that is slow has answered.
+    /// Asks one node after the other; a slow answer does not hold up the question to the next.
     async fn ask_around(&self) -> Result<(Address, Vec<Range>), Error> {
         let mut whom = self.whom_to_ask().into_iter();
         let mut asked = FuturesUnordered::new();
@@ -139,7 +140,7 @@ impl Router {
     }
 }
 
-/// A node that has not told for so long is asked no more alone.
+/// When a node has not answered for this long, the next one is asked too.
 const HEDGE: Duration = Duration::from_millis(200);
 
 /// From the end of one question to the next at least.

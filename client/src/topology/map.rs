@@ -1,5 +1,5 @@
-//! What is known of a cluster: who serves which slot, and where each node is. A node is its id, by
-//! whatever address it is reached.
+//! The known state of a cluster: which node serves which slot, and where each node is. The id
+//! identifies a node, not the address by which it is reached.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ pub(super) type Id = Arc<str>;
 #[derive(Default)]
 pub(super) struct Map {
     pub(super) slots: Slots,
-    /// By which addresses each is reached; the first is the one it wants to be called by.
+    /// The addresses of each node; the first is the one that the node prefers.
     pub(super) addresses: BTreeMap<Id, Vec<Address>>,
     pub(super) nodes: BTreeMap<Id, Arc<Node>>,
-    /// Whom to ask first, so that not all is asked of one.
+    /// Which node to ask first, so that one node does not get all questions.
     pub(super) turn: usize,
 }
 
@@ -59,8 +59,8 @@ impl Map {
         });
     }
 
-    /// The node at this address. One that should be called by its name and has none is known by
-    /// its port, if that is one node's.
+    /// The node at this address. Without a host it is found by its port, if only one node has that
+    /// port.
     pub(super) fn at(&self, host: Option<&str>, port: u16) -> Option<Id> {
         let is_it = |address: &&Address| {
             address.port == port && host.is_none_or(|host| *address.host == *host)
@@ -83,7 +83,7 @@ fn id_of(member: &Member, asked: &Address) -> Id {
     member.id.as_deref().map_or_else(at, Arc::from)
 }
 
-/// Of a node whose id was not told, behind which stands its address.
+/// The id of a node that told none begins with this; its address follows.
 pub(super) const NO_ID: &str = "at ";
 
 #[cfg(test)]

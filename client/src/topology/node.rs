@@ -14,7 +14,7 @@ use crate::wire::{
     sentinel_watch,
 };
 
-/// A server, the task that carries commands to it, and the one that listens to it. Both begin
+/// A server, the task that carries commands to it, and the task that listens to it. Both begin
 /// unconnected and connect by themselves; they end with it.
 pub(crate) struct Node {
     pub(crate) link: Link,
@@ -28,7 +28,7 @@ pub(crate) struct Node {
     _tasks: JoinSet<()>,
 }
 
-/// What a client is called at each of its nodes, what it asks of them, and who hears of it.
+/// The client's session name and settings at each of its nodes, and the listener for its events.
 pub(crate) struct Identity {
     pub(crate) session: Arc<str>,
     pub(crate) grace: Duration,

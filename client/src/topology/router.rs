@@ -72,7 +72,7 @@ impl Router {
         self.only.as_ref()?.session.server()
     }
 
-    /// The node of this session; the one that serves the name, if that is not used any more.
+    /// The node of this session; if it is not used any more, the node that serves the name.
     pub(crate) fn node_of(&self, session: &Arc<Session>, name: &[u8]) -> Arc<Node> {
         let map = locked(&self.map);
         let node = map
@@ -94,9 +94,9 @@ impl Router {
         self.identity.durability.is_some()
     }
 
-    /// Names that can be taken in one command each: in a cluster those of one slot, in the order of
-    /// the slots: whoever takes several parts takes them in the same order as everybody else. None
-    /// if there is one server, and one command takes all.
+    /// Groups of names that one command each can take: in a cluster the names of one slot, in the
+    /// order of the slots, so that all callers take several groups in the same order. Empty for a
+    /// single server, where one command takes all.
     pub(crate) fn parts(&self, names: &[Arc<[u8]>]) -> Vec<Arc<[Arc<[u8]>]>> {
         if !self.are_several() {
             return Vec::new();

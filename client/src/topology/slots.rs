@@ -30,7 +30,7 @@ impl Slots {
 
     /// All nodes that serve any.
     pub(super) fn ids(&self) -> BTreeSet<Arc<str>> {
-        // Of thousands of slots in a row one names the node.
+        // One slot of each run is enough: runs are thousands of slots long.
         let mut runs: Vec<_> = self.0.iter().flatten().collect();
         runs.dedup();
         runs.into_iter().cloned().collect()
@@ -44,8 +44,8 @@ impl Slots {
     }
 }
 
-/// The slot of a name: that of what is between its first `{` and the next `}`, if there is
-/// something, so that names can be kept together.
+/// The slot of a name, or of the part between its first `{` and the next `}` if that is not empty,
+/// so that names can be kept together.
 pub(crate) fn slot_of(name: &[u8]) -> u16 {
     let tag = || {
         let from = name.splitn(2, |byte| *byte == b'{').nth(1)?;

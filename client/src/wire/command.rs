@@ -25,7 +25,7 @@ pub(crate) struct Expected {
     pub(super) asking: bool,
     /// When its caller is told that no answer has come, if it was not told yet.
     pub(super) until: Option<Instant>,
-    /// So many links had it.
+    /// The number of links that have had it.
     pub(crate) hops: u32,
     /// The last sending.
     pub(super) sent: Option<Sending>,
@@ -47,7 +47,8 @@ pub(crate) enum Manner {
 pub(crate) enum Outcome {
     /// It was answered; or it was not carried out, or may not have been, and is sent no more.
     Told(Result<Value, Error>, Option<Sending>),
-    /// Not for as long as a reply may take. An answer is still to come, if somebody wants it.
+    /// No answer yet: the time of a reply is over, or the command is sent again after a pause. An
+    /// answer that still comes is told too.
     Overdue(Error),
 }
 

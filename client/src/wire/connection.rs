@@ -13,8 +13,8 @@ use tokio_util::sync::ReusableBoxFuture;
 use crate::error::Error;
 use crate::wire::{Pushes, Socket};
 
-/// Where the server was found, by the question that was asked last of those that found one. `None`
-/// if that cannot be reached.
+/// The server's address, as the newest successful question found it. `None` if that server cannot
+/// be reached.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Latest {
     pub(super) found: Option<Arc<str>>,
@@ -27,7 +27,7 @@ impl Latest {
     }
 }
 
-/// What is answered, if that comes within this time.
+/// The reply, if it comes within this time.
 pub(super) async fn within<T>(
     limit: Duration,
     reply: impl Future<Output = RedisResult<T>>,
@@ -138,9 +138,9 @@ impl Connection {
     }
 }
 
-/// What comes back, as many as were asked for. In a box: it is large, and handed on a few times.
-/// Unconstrained, because a first poll that is put off for lack of budget would leave the place in
-/// the connection's line open.
+/// The future replies to a batch, one for each command. In a box, because it is large and moved a
+/// few times. Unconstrained: if tokio's budget put off the first poll, later commands could go
+/// before these.
 pub(crate) type Replies = ReusableBoxFuture<'static, Answered>;
 
 fn replies(
@@ -168,8 +168,8 @@ pub(crate) mod tests {
 
     const LIMIT: Duration = Duration::from_secs(10);
 
-    /// Answers as told, and what it is asked at first as a primary does, until it is told to `QUIT`
-    /// or nobody is left. What it was asked.
+    /// Answers by `answer`, but the first commands of a connection as a primary does, until `QUIT`
+    /// or the end of the connection. Returns the commands.
     pub(crate) async fn serve(
         socket: TcpStream,
         answer: impl Fn(&[String]) -> String,

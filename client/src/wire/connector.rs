@@ -20,7 +20,7 @@ use crate::wire::{Address, Connection, Dialer, Sentinels, request};
 pub(crate) struct Connector {
     /// How to connect; with sentinels its host is the name of the service.
     server: ConnectionInfo,
-    /// Those that are asked where the server is.
+    /// The sentinels that know where the server is; empty without any.
     pub(crate) sentinels: Arc<Sentinels>,
     pub(crate) dialer: Dialer,
     /// The server that is the one to use.
@@ -43,7 +43,7 @@ impl Connector {
             dialer: dialer.clone(),
             latest: watch::Sender::default(),
         };
-        // Says now what is wrong with the certificates.
+        // Reports unreadable certificates now, not at the first connection.
         certificates.client(connector.server.clone())?;
         Ok(connector)
     }
@@ -62,7 +62,7 @@ impl Connector {
         self.server.addr().to_string()
     }
 
-    /// The address in the URL; with sentinels its host is what they call the service.
+    /// The address in the URL; with sentinels its host is the name of the service.
     pub(crate) fn address(&self) -> Address {
         address(&self.server)
     }
@@ -130,9 +130,9 @@ impl Connector {
         })
     }
 
-    /// What a question has found that was asked then. A connection to another server that was
-    /// opened by older knowledge follows; if newer knowledge has come meanwhile, while the server
-    /// was slow to answer, it is this one that does.
+    /// Records the address that a question asked at this time has found, and so ends connections to
+    /// other addresses. If a newer question has found an address meanwhile, while the server was
+    /// slow to answer, this result is ignored.
     fn has_found(&self, found: Option<Arc<str>>, asked: Instant) {
         self.latest.send_if_modified(|latest| {
             let asked = Some(asked);
@@ -145,22 +145,22 @@ impl Connector {
     }
 
     /// Asks the sentinels whether the server that was reached last is still the primary. If a
-    /// majority names another, twice in a row, and that says so too, the connections to the old one
-    /// are given up, also if it cannot be reached: what is held at the old one may be granted to
-    /// others there. One that is a replica still changes nothing: it is asked about again.
+    /// majority names another twice in a row, and that one is a primary or cannot be reached, the
+    /// connections to the old one are given up: the new one may grant the same locks to other
+    /// clients. If the named server is still a replica, nothing changes until the next question.
     ///
     /// Sentinels that do not answer `within` this time count as silent. While the others do not
     /// agree yet, a silent one would otherwise delay the next question.
     ///
-    /// Whether the server was given up for another.
+    /// Returns whether the server was given up for another.
     pub(crate) async fn ask_sentinels(&self, within: Duration) -> bool {
         let (within, asked) = (self.dialer.response_timeout.min(within), Instant::now());
         let client = self.named_otherwise(within).await;
         let Some(client) = client else { return false };
         let before = self.latest.borrow().clone();
-        // While nothing is in use, whoever connects asks too, and has the time of a reply for one
-        // that stands still. Waited for here as well, it would put off the next question, and be
-        // in use when it goes on as a primary that was replaced meanwhile.
+        // While no server is in use, connecting calls ask the sentinels too, and give a stalled
+        // server the time of a reply. Waiting for it here as well would put off the next question,
+        // and would take the server into use if it resumes after it was replaced.
         let limit = before.found.is_none().then_some(within);
         let reached = timeout(limit.unwrap_or(Duration::MAX), self.reach(&client, asked));
         match reached.await {

@@ -10,22 +10,22 @@ use tokio::sync::{Semaphore, mpsc};
 use crate::error::Error;
 use crate::wire::Certificates;
 
-/// What goes through a socket. Clones share it, and it closes with the last.
+/// An open socket. Clones share it, and it closes with the last.
 #[derive(Clone)]
 pub(crate) struct Socket {
     pub(super) redis: MultiplexedConnection,
-    /// What it does it does when the last clone is dropped.
+    /// The task that reads and writes. It is aborted when the last clone is dropped.
     #[cfg(feature = "test-util")]
     _driver: Option<Arc<tokio_util::task::AbortOnDropHandle<()>>>,
 }
 
-/// What the server says without being asked. It ends when the connection is closed.
+/// The server's push messages. They end when the connection is closed.
 pub(super) type Pushes = mpsc::UnboundedReceiver<redis::PushInfo>;
 
-/// What connections are opened with.
+/// The settings of new connections.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Dialer {
-    /// What the server calls them.
+    /// The name of the connections at the server.
     pub(crate) label: Option<Arc<str>>,
     pub(crate) certificates: Certificates,
     /// How long a command's reply may take.
@@ -35,7 +35,7 @@ pub(crate) struct Dialer {
 }
 
 impl Dialer {
-    /// One that asks for nothing but that replies come within this time.
+    /// The default settings, with this limit for replies.
     pub(crate) fn within(response_timeout: Duration) -> Self {
         Self {
             response_timeout,
@@ -45,10 +45,10 @@ impl Dialer {
 
     /// A connection to this very server. How long a reply may take is for the caller to watch.
     ///
-    /// There is room for all commands that wait to be written. Of those that have to wait for room,
-    /// each is told by itself that there is some, and the later one may be the first to use it: a
-    /// CANCEL or RELEASE would get before the ACQUIRE that it undoes. That they may be many costs
-    /// nothing: whoever handed them over keeps them in any case.
+    /// The buffer has room for all commands that wait to be written. If senders had to wait for
+    /// room, each would be woken by itself, and a later one might write first: a CANCEL or RELEASE
+    /// would overtake the ACQUIRE that it undoes. The large buffer costs nothing, because the
+    /// senders keep their commands in any case.
     pub(super) async fn open(
         &self,
         server: &redis::Client,

@@ -1,10 +1,10 @@
-//! Waiting until replicas, or disks, have what was granted: `WAIT` and `WAITAOF`.
+//! Waiting until replicas, or disks, have a grant: `WAIT` and `WAITAOF`.
 //!
-//! The server answers WAIT for what this very connection has written, and for a connection that has
-//! written nothing it says that all have it (Redis 7.2 and newer, and Valkey). The grant may have
-//! been written by anybody's RELEASE. So each hold is renewed on the connection that waits:
-//! replicas are told things in the order in which they happened, and whoever has the renewal has
-//! the grant. Later renewals go the same way: a lease counts only as far as it was acknowledged.
+//! The server answers WAIT for the writes of this very connection. To a connection without writes
+//! it says that all replicas have them (Redis 7.2 and newer, and Valkey). The grant may be a write
+//! of another client's RELEASE. So each hold is renewed on the connection that waits: replicas
+//! apply writes in their order, so a replica that has the renewal has the grant. Later renewals go
+//! the same way: a lease counts only as far as it was acknowledged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +20,8 @@ use crate::wire::{Connection, Connector, Durability, Values, request};
 use crate::{Error, ErrorKind, PAUSE_MAX, Pace, task};
 
 impl Durability {
-    /// Whether it is enough that it is on the server's disk, if it is, and at so many replicas; if
-    /// not, who has it.
+    /// Whether this many replicas, and the server's disk if `local`, are enough. If not, the error
+    /// names the copies.
     fn check(self, local: bool, replicas: u64) -> Result<(), Error> {
         let wanted = self.replicas;
         if replicas >= u64::from(wanted) && (local || !self.on_disk) {
@@ -38,7 +38,7 @@ impl Durability {
     }
 }
 
-/// The handle of the task that has a connection of its own to wait on; it ends with it.
+/// The handle of a task that waits on a connection of its own. The task ends with the handle.
 pub(crate) struct Acknowledger {
     requests: mpsc::UnboundedSender<Request>,
 }
@@ -50,12 +50,12 @@ struct Request {
     reply: oneshot::Sender<Result<Acknowledged, Error>>,
 }
 
-/// The answer to a renewal on the connection that waits: whether it is still held, and whether
-/// enough have it, and if not, who has.
+/// The answer to a renewal on the connection that waits: whether the lock is still held, and an
+/// error unless enough copies have the renewal.
 pub(crate) type Acknowledged = (bool, Result<(), Error>);
 
 impl Acknowledger {
-    /// Nothing is connected before it is needed. Nobody is waited for while somebody is `gathering`
+    /// Connects when the first renewal comes. No wait begins while a caller is `gathering`
     /// renewals.
     pub(crate) fn start(
         runtime: &Handle,
@@ -68,8 +68,8 @@ impl Acknowledger {
         Self { requests }
     }
 
-    /// Renews a hold and waits until enough have that, and so the grant before it. It is handed
-    /// over at once; what is waited for already is answered first.
+    /// Renews a hold and waits until enough copies have the renewal, and so the grant before it.
+    /// The renewal is queued at once; a wait in progress ends first.
     pub(crate) fn renew(
         &self,
         renewal: Cmd,
@@ -99,7 +99,7 @@ async fn run(
         if batch.is_empty() {
             continue;
         }
-        // One that is good, as far as is known.
+        // A connection that is not known to be broken is used again.
         let connection = if let Some(good) = present.take().filter(|one| !one.is_over()) {
             Ok(good)
         } else {
@@ -110,7 +110,7 @@ async fn run(
             Ok(connection) => ask(connection, durability, limit, &batch).await,
             Err(error) => Err(error.clone()),
         };
-        // What it has not answered it may answer late, and the next wait needs another.
+        // A missing reply may come late, so the next wait needs another connection.
         let is_unknown = asked.as_ref().is_err_and(Error::is_unknown);
         present = connection.ok().filter(|_| !is_unknown);
         for (place, request) in batch.drain(..).enumerate() {
@@ -120,7 +120,7 @@ async fn run(
                 let reply = reply.ok_or_else(|| Error::no_reply(None));
                 Ok((read_by(reply, read_renewed)?, by_enough.clone()))
             });
-            // Whoever has gone does not keep the lock either.
+            // A caller that has dropped its future does not keep the lock either.
             let _ = request.reply.send(answer);
         }
     }

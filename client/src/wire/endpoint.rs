@@ -1,4 +1,4 @@
-//! What a URL says: where a server is, and how to connect to it.
+//! Server URLs: where a server is, and how to connect to it.
 
 use std::fmt;
 use std::time::Duration;
@@ -24,7 +24,7 @@ impl Address {
     }
 }
 
-/// What a client shows and trusts when it speaks TLS, in PEM.
+/// The client's own certificate and its trusted roots for TLS, in PEM.
 #[derive(Clone, Default)]
 pub(crate) struct Certificates {
     /// These roots instead of the system's.
@@ -56,8 +56,8 @@ impl Certificates {
         let unreadable = |source: redis::RedisError| {
             Error::refused("the certificates or the key cannot be read").because(source)
         };
-        // The library takes what has no certificate in it for none at all: with no roots nobody is
-        // trusted, and nobody is told why. What is one and cannot be read it says itself.
+        // The library accepts a PEM without any certificate: with no roots it trusts no server, and
+        // no error says why. A certificate that cannot be read is an error of the library.
         let own = self.own.as_ref().map(|(certificate, _)| certificate);
         let mut all = self.root.iter().chain(own);
         if all.any(|pem| CertificateDer::pem_slice_iter(pem).next().is_none()) {
@@ -115,7 +115,7 @@ pub(super) fn with_port(info: ConnectionInfo, url: &str, port: u16) -> Connectio
     at(&info, &Address { host, port })
 }
 
-/// That of a Unix socket is empty.
+/// The server's address; empty for a Unix socket.
 pub(super) fn address(server: &ConnectionInfo) -> Address {
     match server.addr() {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Address {

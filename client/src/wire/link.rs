@@ -129,8 +129,8 @@ impl Driver {
         self.is_closed && self.unsent.is_empty()
     }
 
-    /// Connects and binds until it works; with which life of the session. `None` if nobody waits
-    /// for it any more.
+    /// Connects and binds until it works. Returns the session's life as well; `None` when no caller
+    /// waits for it any more.
     async fn bound(&mut self) -> Option<(Connection, i64)> {
         // A connection of a session that is not there yet would be refused.
         let (mut heard, mut strangers) = (0, 0_u32);
@@ -170,7 +170,8 @@ impl Driver {
             match self.meanwhile(binding).await? {
                 Ok((connection, (life, server))) => {
                     if !self.session.set_bound(Ok((life, server.into()))) {
-                        // A stranger is at its address: it is asked who serves what.
+                        // Another server is at this address. The client asks it which node serves
+                        // which slot.
                         if let Some(client) = self.listener.upgrade() {
                             client.broken(&self.session);
                         }
@@ -458,7 +459,7 @@ fn misdirected(refusal: &redis::ServerError, manner: Manner) -> Option<Error> {
     let is_again = match manner {
         Manner::Asks => error.code() == Code::ReadOnly,
         Manner::Once => error.code().is_misdirection(),
-        // Of a session that is not there its hold hears.
+        // The hold handles a missing session.
         Manner::Twice => {
             error.code().is_misdirection()
                 || error.is_unavailable() && error.code() != Code::NoSession
@@ -470,7 +471,7 @@ fn misdirected(refusal: &redis::ServerError, manner: Manner) -> Option<Error> {
 /// Sent and unanswered commands, in order. Replies arrive in this order, and timeouts end in it.
 struct InFlight {
     exchanges: VecDeque<Exchange>,
-    /// The memory of one that has been answered, for the next.
+    /// The memory of an answered exchange, for the next one.
     spare: Option<Replies>,
     is_broken: bool,
     /// Commands that the server refused as a replica. They precede all others in flight.
@@ -512,8 +513,8 @@ impl InFlight {
         // ahead of it. It needs no waker: the batch is polled again when it is the first.
         let mut nobody = Context::from_waker(Waker::noop());
         if let Poll::Ready(told) = replies.poll(&mut nobody) {
-            // The thread stood still meanwhile. Those before it have their replies too, and are to
-            // hear them first.
+            // The thread stood still meanwhile. Earlier commands have their replies too, and must
+            // be told first.
             replies.set(ready(told));
         }
         self.exchanges.push_back(Exchange {
@@ -592,8 +593,9 @@ impl Alarm {
 /// idle while the next batch is built.
 const BATCH_MAX: usize = 32;
 
-/// So often in a row a server may not know the session although that was answered in between.
+/// How often in a row a server may not know the session although the session was answered in
+/// between.
 const STRANGERS_MAX: u32 = 2;
 
-/// So many commands may wait for their answers.
+/// The number of commands that may wait for their answers.
 const UNANSWERED_MAX: usize = 100_000;

@@ -1,4 +1,4 @@
-//! What a client hears of its servers, beside the answers to its commands.
+//! The news that a client gets from its servers, beside the replies to its commands.
 
 use std::sync::Arc;
 

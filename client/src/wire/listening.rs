@@ -28,7 +28,7 @@ struct Listening {
     told: Option<Instant>,
     /// Whether the last answer was late: the next call then confirms the session at once.
     was_late: bool,
-    /// How late the answers come. Where the way is long each of them would be overdue.
+    /// How late the answers come. Without this, a long round trip would make each of them overdue.
     late: Duration,
 }
 
@@ -96,7 +96,7 @@ impl Listening {
             };
             if let Some(late) = asked.sent.elapsed().checked_sub(wait.unwrap_or_default()) {
                 was_late = late >= part_of_grace(self.session.grace, 8);
-                // Forgotten by and by: one silence says little about those to come.
+                // The lateness decays: one silence says little about later answers.
                 self.late = late.max(part(self.late, 8).saturating_mul(7));
             }
             if !self.answered(asked.sent, answer) {
@@ -299,5 +299,5 @@ fn wait_in(grace: Duration) -> Duration {
 
 const WAIT_ON_TOP: Duration = Duration::from_millis(25);
 
-/// So often at least the session connection is tried, whatever the grace.
+/// The session connection is tried at least this often, whatever the grace.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);

@@ -89,7 +89,7 @@ pub(crate) enum What {
     /// The wait left the queue when the session connection closed.
     Left,
     Lost(LostReason),
-    /// Of a wait; or of a hold, whose slot has moved.
+    /// A wait failed; or the slot of a hold has moved.
     Failed(Error),
     Wanted,
 }
@@ -218,8 +218,8 @@ fn read_range(range: &Value) -> Option<Range> {
     Some(Range { first, last, nodes })
 }
 
-/// A node. With no host it is where the one that was asked is. One that should be called by its
-/// name and has none is [`NAMELESS`], unless its address is beside it.
+/// Reads a node. Without a host it is at the host of the node that answered. A node that should be
+/// called by its name and has none is [`NAMELESS`], unless its address is beside it.
 fn read_node(node: &Value) -> Option<Member> {
     let [host, Value::Int(port), more @ ..] = node.as_sequence()? else {
         return None;
@@ -272,7 +272,7 @@ impl Redirect {
     }
 }
 
-/// A run of slots and who serves it, as a node of the cluster tells it.
+/// A run of slots and its nodes, as a node of the cluster tells it.
 pub(crate) struct Range {
     pub(crate) first: u16,
     pub(crate) last: u16,
@@ -280,7 +280,7 @@ pub(crate) struct Range {
     pub(crate) nodes: Vec<Member>,
 }
 
-/// A node of a cluster, as one of them tells of it.
+/// A node of a cluster, as it or another node describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     /// The same whatever it is called, and after a restart too.
@@ -292,7 +292,7 @@ pub(crate) struct Member {
     pub(crate) other_hosts: Vec<Box<str>>,
 }
 
-/// A host, unless the node does not know what it is called.
+/// A host; `None` if the node does not know its own.
 pub(crate) fn named(host: &str) -> Option<Box<str>> {
     (!host.is_empty()).then(|| host.into())
 }
@@ -300,7 +300,7 @@ pub(crate) fn named(host: &str) -> Option<Box<str>> {
 /// The host of a node that should be called by its name, and has none.
 pub(crate) const NAMELESS: &str = "?";
 
-/// So many slots has a cluster.
+/// The number of slots in a cluster.
 pub(crate) const SLOTS: u16 = 16_384;
 
 #[cfg(test)]

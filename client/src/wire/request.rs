@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::time::{MILLIS_MAX, up_to_whole_millis};
 
-/// Who must have a grant before it counts.
+/// The copies of a grant that are needed before it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Durability {
     pub(crate) replicas: u32,
@@ -185,7 +185,7 @@ pub(crate) fn guard(subject: Subject<'_>, token: u64, command: &Cmd) -> Cmd {
     let mut cmd = subject.cmd("RLOCK.GUARD", None);
     cmd.arg("TOKEN").arg(token).arg("CALL");
     for arg in command.args_iter() {
-        // Whoever sends a cursor that is kept apart has been refused before.
+        // A command with a cursor argument was refused before this.
         if let Arg::Simple(arg) = arg {
             cmd.arg(arg);
         }
@@ -244,7 +244,7 @@ pub(crate) fn wait_for_copies(durability: Durability) -> Cmd {
     cmd
 }
 
-/// `CLUSTER SLOTS`: who serves which slots.
+/// `CLUSTER SLOTS`: which nodes serve which slots.
 pub(crate) fn slots() -> Cmd {
     redis::cmd("CLUSTER").arg("SLOTS").take()
 }
@@ -253,7 +253,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// As many arguments an ACQUIRE has at most, and as long those beside the name and the owner
-/// usually are: its own name, the lease, a mode, QUEUE, SESSION, ONCE, WANTED.
+/// The most arguments of an ACQUIRE, and the usual length of those beside the name and the owner:
+/// the command's name, the lease, a mode, QUEUE, SESSION, ONCE, WANTED.
 const ARGUMENTS: usize = 12;
 const OTHERS_BYTES: usize = 112;

@@ -21,7 +21,7 @@ pub(crate) struct Sentinels {
     all: Vec<Sentinel>,
     service: Box<str>,
     dialer: Dialer,
-    /// What a majority of them named last, as long as that can be used.
+    /// The address that a majority of them named last, as long as it can be used.
     agreed: Mutex<Option<Address>>,
 }
 
@@ -70,17 +70,18 @@ impl Sentinels {
         self.all.iter().map(|one| &one.client)
     }
 
-    /// What was agreed on could not be used.
+    /// Forgets the agreed address, because it could not be used.
     pub(super) fn forget(&self) {
         *locked(&self.agreed) = None;
     }
 
-    /// Asks all sentinels at once, each for no longer than `within`. What more than half of them
-    /// say is taken at once: a dead sentinel then costs no time, and one that is cut off from the
-    /// others does not lead to a primary that they have replaced. Without such a majority it is
-    /// what most of those say who answer no later than `soon` after the first that knows something;
-    /// but if one of them names what a majority named before, it is that, so that changing answers
-    /// do not lead to and fro. Beside it, whether more than half of all that were asked say so.
+    /// Asks all sentinels at once, each for no longer than `within`. An address that more than half
+    /// of them name is returned at once: a dead sentinel then costs no time, and one that is cut
+    /// off from the others does not lead to a primary that they have replaced. Without such a
+    /// majority, the answers that come within `soon` after the first address count. The address
+    /// that a majority named before wins if one of them names it, so that the client does not go to
+    /// and fro; otherwise the most frequent address wins. Also returns whether more than half of
+    /// all sentinels named it.
     pub(super) async fn primary(
         self: &Arc<Self>,
         within: Duration,
@@ -157,7 +158,7 @@ impl Sentinels {
     }
 }
 
-/// What to believe without a majority, of what so many named.
+/// The address to use without a majority, given the number of sentinels that named each.
 fn best(votes: &BTreeMap<Address, usize>, before: Option<&Address>) -> Option<Address> {
     let again = before.filter(|before| votes.contains_key(*before));
     let most = votes.iter().max_by_key(|(_, count)| **count);

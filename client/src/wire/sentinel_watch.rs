@@ -1,7 +1,8 @@
 //! The task that asks the sentinels again and again whether the server in use is still the primary.
 //!
-//! A primary that is cut off from sentinels and replicas, and not from us, does not know that it
-//! has been replaced. It goes on renewing what others may have at the new primary by then.
+//! A primary that is cut off from sentinels and replicas, but not from us, does not know that it
+//! has been replaced. It goes on renewing locks that other clients may hold at the new primary by
+//! then.
 
 use std::time::Duration;
 
@@ -15,8 +16,8 @@ use crate::wire::session::part_of_grace;
 use crate::wire::{Address, Connector};
 use crate::{Error, part};
 
-/// Asks until it is aborted, with the node. That it also listens to one of them makes it quicker;
-/// what is promised is that it asks.
+/// Asks until it is aborted, with the node. The promises rest on this asking alone; listening to
+/// one sentinel only makes it quicker.
 pub(crate) async fn run(connector: Connector, grace: Duration) {
     let (told, switches) = watch::channel(Address::default());
     tokio::join!(
@@ -28,13 +29,14 @@ pub(crate) async fn run(connector: Connector, grace: Duration) {
 async fn ask_again(connector: &Connector, every: Duration, mut switches: watch::Receiver<Address>) {
     let mut began = Instant::now();
     loop {
-        // Otherwise one that tells of switches without end has all asked without end.
+        // Without this pause, a sentinel that reports switches without end would make us ask
+        // without end.
         sleep(PAUSE_MIN).await;
         // Counted from the start of the last question: silent sentinels do not put off the next.
         let next = began.checked_add(pause(every)).unwrap_or(began);
         tokio::select! {
             () = sleep_until(next) => {}
-            // Not told any more once nobody may listen.
+            // Disabled when no sentinel lets us listen.
             Ok(()) = switches.changed() => {
                 let address = switches.borrow_and_update().clone();
                 follow(connector, &address, every).await;
@@ -45,9 +47,9 @@ async fn ask_again(connector: &Connector, every: Duration, mut switches: watch::
     }
 }
 
-/// One sentinel says that the server at this address is the primary now. The others, without whom
-/// nothing is believed, hear of it in a moment; if it takes longer, they are asked no later than
-/// otherwise.
+/// Acts on one sentinel's message that the server at this address is the primary now. It needs a
+/// majority, and the other sentinels usually agree in a moment. If that takes longer, the regular
+/// questions go on.
 async fn follow(connector: &Connector, address: &Address, interval: Duration) {
     let within = part(interval, ANSWER_PART);
     let mut backoff = Backoff::new();
@@ -121,14 +123,15 @@ fn pause(interval: Duration) -> Duration {
     part(interval, 2).saturating_add(part_of(part(interval, 4), random()))
 }
 
-/// On which sentinels tell of new primaries.
+/// The channel on which sentinels announce new primaries.
 const SWITCHES: &str = "+switch-master";
 
-/// So often it is asked at most whether a majority of the sentinels has heard of a new primary: for
-/// one to three seconds.
+/// The most questions whether a majority of the sentinels has heard of a new primary: they take one
+/// to three seconds.
 const FOLLOWED: u32 = 8;
 
-/// However long the grace is, and without one: what a deposed primary keeps is nobody's for longer.
+/// The longest interval, for any grace and for none: it bounds how long a client stays with a
+/// primary that was replaced.
 const INTERVAL_MAX: Duration = Duration::from_secs(5);
 
 const INTERVAL_MIN: Duration = Duration::from_millis(100);

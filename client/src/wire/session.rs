@@ -31,7 +31,7 @@ pub(super) struct State {
     present: Option<Arc<Confidence>>,
     /// Why the last try to reach the server failed, if it did.
     broken: Option<Error>,
-    /// So many answers there were.
+    /// The number of answers so far.
     answers: u64,
     /// The node's id in a cluster, else the server's run id, as BIND has told it; or why the last
     /// try to bind a connection failed.
@@ -53,7 +53,7 @@ pub(crate) struct Confidence {
 }
 
 impl Confidence {
-    /// As a call that was sent then confirms it.
+    /// The confidence after the answer to a call that was sent at this time.
     pub(crate) fn new(life: i64, sent: Instant, grace: Duration) -> Arc<Self> {
         let until = confident_until(sent, grace).map(ArcSwap::from_pointee);
         Arc::new(Self { life, until })
@@ -161,7 +161,7 @@ impl Session {
     }
 
     /// The command connection has reached a server that does not know the session, again and again:
-    /// the one that is listened to may not be the one to use any more.
+    /// the server that the session connection listens to may not be the right one any more.
     pub(super) fn add_doubt(&self) {
         self.state
             .send_modify(|state| state.doubts = state.doubts.saturating_add(1));
@@ -261,7 +261,7 @@ impl Answers {
         Some(self.0.borrow().present.as_ref()?.life)
     }
 
-    /// So many there were.
+    /// The number of answers so far.
     pub(super) fn count(&self) -> u64 {
         self.0.borrow().answers
     }

@@ -1,4 +1,4 @@
-//! What the client measures, sent to an OpenTelemetry collector by OTLP: a worker that takes a lock
+//! The client's metrics, sent to an OpenTelemetry collector by OTLP: a worker that takes a lock
 //! again and again, and whose waits and losses show on a dashboard.
 //!
 //! ```console
@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let url = arguments.next().unwrap_or("redis://127.0.0.1:6379".into());
     let rounds: u32 = arguments.next().unwrap_or("100".into()).parse()?;
 
-    // Before the first client: what is measured goes to the provider that is there then.
+    // Before the first client: all metrics go to the provider that is set at the first measurement.
     let exporter = MetricExporter::builder().with_http().build()?;
     let provider = SdkMeterProvider::builder()
         .with_periodic_exporter(exporter)
@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         guard.unlock().await?;
     }
     client.shutdown().await;
-    // It sends what is left, and waits for that.
+    // It sends the remaining metrics, and waits for that.
     tokio::task::spawn_blocking(move || provider.shutdown()).await??;
     eprintln!("took the lock {rounds} times");
     Ok(())

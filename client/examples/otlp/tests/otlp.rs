@@ -1,4 +1,4 @@
-//! The example beside a real server, and a collector that takes what it is sent.
+//! The example with a real server and a collector that keeps the metrics it receives.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
