@@ -198,11 +198,11 @@ impl QuorumBuilder {
     ///
     /// # Errors
     ///
-    /// - Unavailable: fewer than a majority can be reached; or two addresses turn out to lead to the
-    ///   same server. Where that turns out later one of the two has no vote.
+    /// - Unavailable: fewer than a majority can be reached; or two addresses turn out to lead to
+    ///   the same server. Where that turns out later one of the two has no vote.
     /// - Module not loaded, refused: too many servers answered this to leave a majority.
-    /// - Refused too: a setting is out of its bounds, or not for a quorum; a URL cannot be read; the
-    ///   number is even or too small; a server is named twice. Nothing is asked then.
+    /// - Refused too: a setting is out of its bounds, or not for a quorum; a URL cannot be read;
+    ///   the number is even or too small; a server is named twice. Nothing is asked then.
     ///
     /// The error says it of [every server](QuorumError::servers).
     ///
