@@ -183,7 +183,7 @@ impl Context {
             drop((pending.take(), span.take()));
             match outcome {
                 Outcome::Overdue(error) => tell(report.take(), Err(error)),
-                Outcome::Told(reply, _) => {
+                Outcome::Told(reply, sending) => {
                     let context = Weak::upgrade(&context);
                     if let Some((context, slot)) = context.zip(slot) {
                         context.table.with(|state| state.pass_turn(slot));
@@ -191,8 +191,10 @@ impl Context {
                     let released = read_by(reply, read_released).and_then(|was_held| {
                         let lost = || Error::lost(LostReason::NotHeld);
                         // Without a turn of its own: the call that has the turn may have released
-                        // the hold first.
-                        let is_done = was_held || slot.is_none();
+                        // the hold first. Sent again: an earlier copy may have. A loss is told by
+                        // an event.
+                        let is_again = sending.is_some_and(|sending| sending.again);
+                        let is_done = was_held || slot.is_none() || is_again;
                         is_done.then_some(()).ok_or_else(lost)
                     });
                     tell(report.take(), released);

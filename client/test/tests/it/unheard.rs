@@ -1,5 +1,4 @@
-//! A call undoes a grant of several locks whose event was lost. Meanwhile another call of the scope
-//! is granted one of them, and keeps it.
+//! Answers and events that were lost with their connection.
 #![allow(clippy::unwrap_used, reason = "a test fails so")]
 
 use std::cell::Cell;
@@ -26,6 +25,8 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
     assert!(timeout(ms(10_000), waiting).await.is_ok(), "{what}");
 }
 
+/// A call undoes a grant of several locks whose event was lost. Meanwhile another call of the scope
+/// is granted one of them, and keeps it.
 #[test]
 fn undoing_an_unheard_grant_takes_nothing_that_was_granted_meanwhile() {
     rlock_test::run(1, async |network| {
@@ -80,5 +81,24 @@ fn undoing_an_unheard_grant_takes_nothing_that_was_granted_meanwhile() {
                 "two guards say held: {again:?}, {third:?}"
             );
         }
+    });
+}
+
+/// The first RELEASE was carried out, and its answer was lost with the connection. The second finds
+/// nothing, and that is no loss.
+#[test]
+fn an_unlock_that_is_sent_again_is_no_loss() {
+    rlock_test::run(1, async |network| {
+        let server = network.server(ADDRESS);
+        let host = network.host();
+        let builder = Client::builder().dial(host.dial()).grace(ms(20_000));
+        let client = builder.connect("redis://locks:6379").await.unwrap();
+        let guard = client.lock("orders").lock().await.unwrap();
+        host.cut(ADDRESS, Direction::ToHost);
+        let unlocking = spawn_local(guard.unlock());
+        until("it was given back", || server.holders("orders").is_empty()).await;
+        host.reset(ADDRESS);
+        host.mend(ADDRESS);
+        unlocking.await.unwrap().unwrap();
     });
 }
