@@ -19,12 +19,12 @@ pub(crate) struct Entries {
     /// None if more goes wrong in this run than that an answer is late: see [`Entries::of`].
     server: Option<Server>,
     locks: u8,
-    /// What was begun last may go on for so long when nobody waits for it any more.
+    /// The longest time that work begun last may go on after its caller stopped waiting for it.
     rest: Duration,
     owners: RefCell<BTreeMap<String, Doing>>,
-    /// Whose lock may be there without a guard.
+    /// The owners whose lock may be held without a guard.
     kept: RefCell<BTreeSet<String>>,
-    /// What has been reported.
+    /// The owners and locks with a violation reported already.
     wrong: RefCell<BTreeSet<(String, u8)>>,
     /// So many connections the clients have opened, if none was broken.
     connections: Cell<u64>,
@@ -32,7 +32,8 @@ pub(crate) struct Entries {
     is_unsure: Cell<bool>,
 }
 
-/// What an owner does. Calls whose owner has no name yet are those of one without a name.
+/// The work in progress for an owner. Calls whose owner has no name yet count as those of one
+/// without a name.
 struct Doing {
     under_way: usize,
     since: Instant,
@@ -87,7 +88,7 @@ impl Entries {
         self.is_unsure.set(true);
     }
 
-    /// What this owner has is kept when no guard has it.
+    /// This owner's lock is kept when no guard has it.
     pub(crate) fn is_kept(&self, owner: &str) {
         self.kept.borrow_mut().insert(owner.to_owned());
     }

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{locked, text, write_schedule};
 
-/// A program, what may go wrong in it, and its run without a fault.
+/// A program, its possible faults, and its run without a fault.
 struct Program {
     scenario: Scenario,
     faults: Vec<Fault>,
@@ -36,7 +36,7 @@ struct Unit {
     fault: usize,
 }
 
-/// What came of one program so far. While singles are carried out pairs are counted.
+/// The result of one program so far. While singles are carried out pairs are counted.
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
 struct Count {
     singles: u64,
@@ -44,16 +44,16 @@ struct Count {
     violations: u64,
 }
 
-/// What has been done, as it is kept in the file of progress.
+/// The progress of a part, as it is kept in the file of progress.
 #[derive(Default, Serialize, Deserialize)]
 struct Progress {
-    /// What this is the progress of.
+    /// Names the part of the work that the progress belongs to.
     of: String,
     /// So many units of this part are done.
     done: usize,
     counts: BTreeMap<String, Count>,
     seconds: f64,
-    /// What was reported, without its numbers.
+    /// The reports so far, without their numbers.
     reported: BTreeSet<String>,
 }
 
@@ -63,7 +63,7 @@ impl Progress {
     }
 }
 
-/// What is asked for.
+/// The settings of a run.
 struct Settings {
     pairs: bool,
     /// The number of this part, and how many there are.
@@ -128,7 +128,7 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
     }
 }
 
-/// Carries out what is not done yet.
+/// Carries out the units that are not done yet.
 fn go_on(programs: &[Program], units: &[Unit], settings: &Settings, progress: &mut Progress) {
     let (began, before) = (Instant::now(), progress.seconds);
     let (mut told, mut since) = (Instant::now(), progress.done);
@@ -212,7 +212,7 @@ fn with_fault(schedule: &Schedule, report: &Report, step: usize, fault: Fault) -
     schedule
 }
 
-/// What a unit has shown.
+/// The result of a unit.
 #[derive(Default)]
 struct Shown {
     schedules: u64,

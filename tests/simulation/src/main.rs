@@ -1,4 +1,5 @@
-//! `make simulate`: runs schedules that follow from seeds, for so many seconds (`SECONDS=`), from
+//! `make simulate`: runs schedules that follow from seeds, for a number of seconds (`SECONDS=`),
+//! from
 //! one on (`FROM=`), all or those with a `cluster` or `sentinels` (`ONLY=`); or one of them with
 //! all that happens, from its seed (`SEED=`) or from the file in which it was kept (`FILE=`).
 
@@ -83,7 +84,7 @@ fn is_right(schedule: &Schedule) -> bool {
     report.violations.is_empty()
 }
 
-/// What runs have shown together.
+/// The results of all runs together.
 #[derive(Default)]
 struct Totals {
     runs: u32,

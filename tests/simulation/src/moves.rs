@@ -1,4 +1,4 @@
-//! Slots of a cluster that move key by key, while what is in them is held, waited for and renewed.
+//! Slots of a cluster that move key by key, while their locks are held, waited for and renewed.
 
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ fn tag_one(lock: &mut u8) {
     }
 }
 
-/// What is to meet moves begins no later.
+/// Tasks that shall meet a move of a slot begin no later.
 const EARLY: Duration = Duration::from_secs(5);
 
 struct Draw(fastrand::Rng);

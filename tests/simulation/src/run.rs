@@ -70,7 +70,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(97);
 /// After so long a process tries to connect again.
 const CONNECT_AGAIN: Duration = Duration::from_secs(3);
 
-/// When everything is mended, so long calls may yet take, and what is left behind may yet be there.
+/// After the last repair calls may go on for this long, and leftovers may stay this long.
 const SETTLE: Duration = Duration::from_secs(600);
 
 /// Those of the two.
@@ -474,7 +474,7 @@ impl World {
         }
     }
 
-    /// Somebody ends what is held.
+    /// Somebody ends holds.
     fn fault_of_keys(&self, server: &Server, kind: FaultKind) {
         match kind {
             FaultKind::Break(lock) => {
@@ -493,7 +493,7 @@ impl World {
         }
     }
 
-    /// What goes wrong with a service or a cluster.
+    /// A fault of a service or a cluster.
     async fn fault_of_service(&self, number: usize, kind: FaultKind) {
         match kind {
             FaultKind::Failover(failover) => {
@@ -538,7 +538,7 @@ impl World {
         }
     }
 
-    /// What goes wrong with connections to the server there.
+    /// A fault of connections to the server there.
     async fn fault_of_connections(&self, at: &str, kind: FaultKind) {
         match kind {
             FaultKind::CutOne {
@@ -595,7 +595,7 @@ impl World {
         clients.get(client).map(|process| process.host.clone())
     }
 
-    /// What happens to a process.
+    /// A fault of a process.
     fn stop(self: &Rc<Self>, client: usize, kind: StopKind) {
         let (lasts, dies) = match kind {
             StopKind::Drop => return self.judge.count("dropped at a poll"),
@@ -648,7 +648,7 @@ impl World {
 
     // --- The end ---------------------------------------------------------------------------------
 
-    /// Every call ends, if what was wrong is mended.
+    /// Every call ends, once all faults are mended.
     async fn all_end(&self, tasks: Vec<JoinHandle<()>>) {
         let last = self.schedule.faults.iter().map(|fault| fault.at);
         let last = last.max().unwrap_or_default();
@@ -728,7 +728,7 @@ impl World {
         self.take_limits_away();
         // The last message is under way.
         sleep(Duration::from_secs(1)).await;
-        // What a dead process held ends with its lease, and so does what a lost reply has left.
+        // The holds of a dead process end with their lease, and so do those left by a lost reply.
         let begun = Instant::now();
         let at_once = !self.schedule.has_faults() && !self.schedule.may_leave();
         let left = || {
@@ -810,13 +810,13 @@ impl World {
     }
 }
 
-/// A client's shutdown waits for what it can still do, within these times.
+/// A client's shutdown waits within these times for the work that it can still do.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(60);
 
 /// The longest lease, a lock entered more than once included.
 const LEFT_MAX: Duration = Duration::from_secs(100);
 
-/// What a session was told last, and has not fetched, keeps it for its grace.
+/// Events that a session has not fetched keep it for its grace.
 const GRACE_MAX: Duration = Duration::from_secs(6);
 
 /// So often a client tries to connect in a second at most: calls that wait for the command

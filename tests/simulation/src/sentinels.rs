@@ -1,4 +1,4 @@
-//! A primary and its replica, which sentinels watch: what goes wrong there, and how.
+//! A primary and its replica, watched by sentinels: the faults there, and how they come about.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::schedule::{self, FaultKind, Schedule};
 
-/// What the sentinels call the two servers.
+/// The name of the service at the sentinels.
 pub(crate) const SERVICE: &str = "orders";
 
 /// Servers that sentinels watch.
@@ -22,10 +22,10 @@ pub struct Watched {
     pub sentinels: usize,
     /// The longest time that a write is under way to the replica.
     pub lag: Duration,
-    /// Whether clients may not subscribe to what they tell.
+    /// Whether clients may not subscribe to the sentinels' messages.
     #[serde(default)]
     pub are_mute: bool,
-    /// The same as `lag` of a second replica, if there is one.
+    /// The same as `lag` for a second replica, if it has one.
     #[serde(default)]
     pub second: Option<Duration>,
 }
@@ -33,7 +33,7 @@ pub struct Watched {
 /// The replica becomes the primary.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Failover {
-    /// What becomes of the old primary.
+    /// The fate of the old primary.
     pub old: Old,
     /// For so long before the promotion nothing has got to the replica.
     pub tail: Duration,
@@ -50,7 +50,7 @@ pub struct Failover {
     pub to: usize,
 }
 
-/// What becomes of a primary in a failover.
+/// The fate of a primary in a failover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Old {
     /// By order, as `FAILOVER`: nothing is written until the replica has all. Clients keep their
@@ -66,18 +66,18 @@ pub enum Old {
     StandsStill,
 }
 
-/// What goes wrong with a sentinel.
+/// A fault of a sentinel, and its times.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct SentinelFault {
     /// Which.
     pub sentinel: usize,
-    /// What.
+    /// The fault.
     pub kind: SentinelFaultKind,
     /// For how long.
     pub lasts: Duration,
 }
 
-/// What goes wrong with a sentinel.
+/// A kind of fault of a sentinel.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum SentinelFaultKind {
     /// It stands still.
@@ -125,7 +125,7 @@ fn sentinel_address(sentinel: usize) -> String {
     format!("sentinel-{sentinel}:26379")
 }
 
-/// The URLs of so many sentinels.
+/// The URLs of the sentinels.
 pub(crate) fn urls(watched: Watched) -> impl Iterator<Item = String> {
     (0..watched.sentinels).map(|number| format!("redis://{}", sentinel_address(number)))
 }
@@ -229,7 +229,7 @@ impl Service {
         asks + answers + disturbed
     }
 
-    /// Something has changed in what sentinels say, or to whom.
+    /// The sentinels' answers have changed, or the clients that hear them.
     fn changed(&self) {
         let truth = server_address(self.primary.get());
         let cut = self.cut.borrow();
@@ -242,7 +242,7 @@ impl Service {
         }
     }
 
-    /// What sentinels say follows from what has happened.
+    /// Sets the answer of each sentinel by the events so far.
     fn tell(&self) {
         for (number, sentinel) in self.sentinels.iter().enumerate() {
             let disagrees = self.disagree.borrow().contains(&number);
@@ -391,7 +391,8 @@ impl Service {
     }
 }
 
-/// What becomes of the old primary before the new one is promoted. Whether that can be.
+/// Makes the old primary step down in this way, before the new one is promoted. Returns whether
+/// that was possible.
 pub(crate) async fn step_down(old: &Server, new: &Server, how: Old) -> bool {
     // It has to have begun to copy.
     if !is_in_sync(new).await {

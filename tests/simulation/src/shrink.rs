@@ -34,7 +34,7 @@ fn parts(schedule: &Schedule) -> usize {
     schedule.tasks.len() + schedule.size() + options
 }
 
-/// What a step may be without: whether it has it, and leaving it out.
+/// An optional part of a step: whether the step has it, and how to leave it out.
 type Part = (fn(&Step) -> bool, fn(&mut Step));
 
 const OPTIONS: [Part; 11] = [

@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::schedule::{Client, Fault, FaultKind, Schedule, Step};
 
-/// What happens in the midst of a call.
+/// A fault in the midst of a call.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Stop {
     /// In which call.
     pub of: Calling,
     /// In place of this poll of it, from 0 on.
     pub poll: u8,
-    /// What.
+    /// The fault.
     pub kind: StopKind,
 }
 
@@ -35,7 +35,7 @@ pub enum Calling {
     Listening,
 }
 
-/// What happens there.
+/// The kind of fault.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum StopKind {
     /// The call is dropped.
@@ -158,7 +158,8 @@ impl Draw {
         Stop { of, poll, kind }
     }
 
-    /// About as long as what may end meanwhile, or less than anything.
+    /// About as long as the grace, lease or timeout that may end meanwhile, or less than any of
+    /// them.
     fn lasts(&mut self, client: &Client, is_gentle: bool) -> Duration {
         let shortest = if client.grace.is_zero() {
             client.lease
