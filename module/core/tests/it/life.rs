@@ -1,5 +1,5 @@
-//! The naive sessions: a map from names to what belongs to them, searched from one end to the
-//! other. Their holds are of one mode each. Events have their numbers beside them.
+//! The naive sessions: a map from names to sessions, searched from one end to the other. Their
+//! holds are of one mode each. Events have their numbers beside them.
 
 use crate::keyspace::Place;
 use rlock_core::{Mode, Now, SessionLimits};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A session, by its place among the names in `world::SESSIONS`.
 pub(crate) type Name = usize;
 
-/// What an event says.
+/// The content of an event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum News {
     Granted,
@@ -17,7 +17,7 @@ pub(crate) enum News {
     Left,
     Lost(&'static str),
     Error(String),
-    /// Somebody wants the lock, and so many wait.
+    /// Somebody wants the lock; the number of its waiters.
     Wanted(i64),
 }
 
@@ -78,7 +78,7 @@ pub(crate) enum After {
     OtherLife(u64),
 }
 
-/// What a client that listens hears before it gets its events.
+/// The call that ends a client's wait for events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Call {
     /// There are some, or it has waited for long enough.
@@ -89,15 +89,15 @@ pub(crate) enum Call {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TwinSession {
-    /// Who began it, by the place among the names in `world::USERS`.
+    /// The user that began it, by the place among the names in `world::USERS`.
     pub(crate) user: usize,
     /// Whether somebody stopped to wait for events and was not told since.
     is_woken: bool,
-    /// Whose connection it lives by; none while the grace runs.
+    /// The connection that it lives by; none while the grace runs.
     pub(crate) client: Option<u64>,
     grace_ms: i64,
     pub(crate) grace_end: Option<i64>,
-    /// Who waits for events, and until when.
+    /// The client that waits for events, and until when.
     pub(crate) listener: Option<(usize, Option<i64>)>,
     /// None if the next EVENTS begins one.
     pub(crate) life: Option<i64>,
@@ -140,11 +140,11 @@ pub(crate) struct TwinEnding {
 
 #[derive(Debug)]
 pub(crate) struct Life {
-    /// Who sends the commands.
+    /// The user that sends the commands.
     pub(crate) user: usize,
-    /// What the server allows now.
+    /// The server's limits now.
     pub(crate) limits: SessionLimits,
-    /// What it allowed at the last EVENTS.
+    /// The limit of events at the last EVENTS.
     events_max: Option<u32>,
     /// Those that were found with more unacknowledged events than that.
     overflowing: BTreeSet<Name>,
@@ -155,7 +155,7 @@ pub(crate) struct Life {
     pub(crate) sessions: BTreeMap<Name, TwinSession>,
     pub(crate) holds: BTreeMap<HoldName, TwinHold>,
     pub(crate) endings: Vec<TwinEnding>,
-    /// Who was called, in any order.
+    /// The clients that were called, in any order.
     pub(crate) called: Vec<(usize, Call)>,
     pub(crate) lost: u64,
 }
@@ -264,7 +264,7 @@ impl Life {
         found.into_iter().filter(|of| self.overflows(*of)).collect()
     }
 
-    /// Whose connection the session lives by.
+    /// The connection that the session lives by.
     pub(crate) fn client_of(&self, name: Name) -> Option<u64> {
         self.sessions.get(&name)?.client
     }
@@ -452,7 +452,7 @@ impl Life {
 
     // --- Ends ------------------------------------------------------------------------------------
 
-    /// A grant did not arrive: what it gave is to end.
+    /// A grant did not arrive: its holds must end.
     pub(crate) fn take_back(
         &mut self,
         place: Place,
@@ -634,7 +634,7 @@ fn are_one_step(one: &TwinEvent, next: &TwinEvent) -> bool {
     }
 }
 
-/// The same, and who is wanted beside what happens at another lock.
+/// The same, and also a WANTED beside an event at another lock.
 fn may_change_places(one: &TwinEvent, next: &TwinEvent) -> bool {
     let is_wanted = |of: &TwinEvent| matches!(of.news, News::Wanted(_));
     let beside = (is_wanted(one) || is_wanted(next)) && one.place != next.place;

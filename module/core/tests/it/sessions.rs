@@ -107,7 +107,7 @@ fn told(world: &mut World, op: &Op) -> TwinTold {
     }
 }
 
-/// What the first session is told by this connection, and since which number.
+/// The events that this connection is told for the first session, and the number before them.
 fn hears(world: &mut World, client: usize, heard: Option<After>) -> (u64, Vec<News>) {
     let told = told(world, &asks(client, None, heard));
     (told.after, news(told))
@@ -126,8 +126,7 @@ fn holders(world: &World, lock: usize) -> Vec<Vec<u8>> {
     holders.map(Vec::from).collect()
 }
 
-/// Two events, of which the second is one too many: a hold that was lost, and a grant. And a waiter
-/// at another lock.
+/// Three events: a hold that was lost, and the grants of two waiters.
 fn two_events() -> Vec<Op> {
     vec![
         takes_for_session(A, 2),
@@ -348,7 +347,7 @@ fn what_else_ends_in_its_step_is_not_what_a_break_was_for() {
     assert_eq!(world.counters().breaks, 1);
 }
 
-/// Whoever has the lock meanwhile is a script, of which nobody has told.
+/// A script has the lock meanwhile, and no event told of that.
 #[test]
 fn what_is_granted_to_an_owner_anew_is_not_what_its_session_had() {
     let is_now = |change| Op::Foreign {
@@ -420,8 +419,8 @@ fn a_session_whose_hold_moves_to_another_is_told() {
     }
 }
 
-/// What a session holds outlives its connection for the grace; with the last hold it ends, however
-/// that ends.
+/// The holds of a session outlive its connection for the grace; the session ends with its last
+/// hold, however that ends.
 #[test]
 fn a_session_without_connection_ends_with_its_last_hold() {
     let other = Op::Events {

@@ -103,7 +103,7 @@ fn in_one_step(op: Op) -> Vec<Op> {
     vec![Op::Multi, op]
 }
 
-/// Who holds the first two locks in the end, and who is in their lines.
+/// The holders of the first two locks in the end, and the owners in their queues.
 fn ends_with(history: &[Op], [first, second]: [(&[usize], &[usize]); 2]) {
     let world = replay_to(history, Reading::All).unwrap_or_else(|wrong| panic!("{wrong}"));
     let graph = world.twin.graph();
@@ -143,7 +143,7 @@ fn all_or_none() {
         &[held.clone(), wait_for_all(B, &[1, 0])],
         [(&[A], &[B]), (&[], &[B])],
     );
-    // What it holds already is entered once more, or not at all.
+    // A lock that the owner holds already is entered once more, or not at all.
     let story = [held, take(B, 1), take_all(B, &[0, 1]), release(B, 1)];
     ends_with(&story, [(&[A], &[]), (&[], &[])]);
     let story = [take(B, 1), take_all(B, &[0, 1]), release(B, 1)];
@@ -213,7 +213,7 @@ fn nobody_comes_out_of_turn() {
     ends_with(&story, [(&[], &[B]), (&[], &[C, B])]);
     let story = [&story[..], &[release(A, 3), release_all(C, &[3, 1])]].concat();
     ends_with(&story, [(&[B], &[]), (&[B], &[])]);
-    // Who is behind another at one lock waits for that other, whatever is free elsewhere.
+    // A waiter behind another at one lock waits for that other, whatever is free elsewhere.
     let held = [take_all(A, &[0, 1]), wait(C, 1), wait_for_all(B, &[0, 1])];
     let story = [&held[..], &in_one_step(release_all(A, &[0, 1]))].concat();
     ends_with(&story, [(&[], &[B]), (&[C], &[B])]);
@@ -391,7 +391,7 @@ fn once_keeps_the_place_in_all_lines() {
 
 #[test]
 fn a_circle_is_refused() {
-    // Through what one holds and what it waits for.
+    // Through a hold of an owner and its wait.
     let story = [take(A, 0), take(B, 1), wait(A, 1), wait_for_all(B, &[3, 0])];
     ends_with(&story, [(&[A], &[]), (&[B], &[A])]);
     let story = [take(A, 0), take(B, 1), wait_for_all(A, &[3, 1]), wait(B, 0)];
@@ -399,7 +399,7 @@ fn a_circle_is_refused() {
     // Through who stands before it at a lock that is free.
     let story = [take(C, 1), wait_for_all(B, &[0, 1]), wait(C, 0)];
     ends_with(&story, [(&[], &[B]), (&[C], &[B])]);
-    // What the owner holds is no reason to wait, so neither is who stands there.
+    // A lock that the owner holds is no reason to wait, so neither are the waiters there.
     let story = [take(A, 0), take(C, 3), wait(B, 0), wait_for_all(A, &[0, 3])];
     ends_with(&story, [(&[A], &[B, A]), (&[], &[])]);
     // A wait that has left is no reason either.
@@ -450,7 +450,7 @@ fn during_the_delay_after_a_start_several_are_entered_only_if_all_are_held() {
         &[&story[..], std::slice::from_ref(&is_over)].concat(),
         [(&[A], &[]), (&[A], &[])],
     );
-    // Those who came first are first.
+    // The waiters are served in the order in which they came.
     let waiting = [&held[..], &[wait_for_all(B, &[1, 0]), wait(C, 0)]].concat();
     let freed = [&waiting[..], &[release_all(A, &[0, 1])]].concat();
     ends_with(&freed, [(&[], &[B, C]), (&[], &[B])]);
