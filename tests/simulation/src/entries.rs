@@ -26,7 +26,7 @@ pub(crate) struct Entries {
     kept: RefCell<BTreeSet<String>>,
     /// The owners and locks with a violation reported already.
     wrong: RefCell<BTreeSet<(String, u8)>>,
-    /// So many connections the clients have opened, if none was broken.
+    /// The number of connections that the clients have opened, if none was broken.
     connections: Cell<u64>,
     /// Somebody does not know whether something was carried out.
     is_unsure: Cell<bool>,
@@ -93,7 +93,7 @@ impl Entries {
         self.kept.borrow_mut().insert(owner.to_owned());
     }
 
-    /// Something is done for this owner until what this gives is dropped.
+    /// Work is done for this owner until the returned value is dropped.
     pub(crate) fn works(self: &Rc<Self>, owner: &str) -> Works {
         let works = Works {
             entries: Rc::clone(self),
@@ -170,7 +170,7 @@ impl Drop for Works {
     }
 }
 
-/// So many connections a client opens at a server.
+/// The number of connections that a client opens at a server.
 const CONNECTIONS: u64 = 2;
 
 /// How long a client may take to call a wait back, beside the time that messages are under way.

@@ -49,7 +49,7 @@ struct Count {
 struct Progress {
     /// Names the part of the work that the progress belongs to.
     of: String,
-    /// So many units of this part are done.
+    /// The number of units of this part that are done.
     done: usize,
     counts: BTreeMap<String, Count>,
     seconds: f64,
@@ -73,7 +73,7 @@ struct Settings {
     only: String,
     /// End with the first violation.
     is_brief: bool,
-    /// End after so long.
+    /// End after this time.
     time: Duration,
 }
 
@@ -149,7 +149,7 @@ fn go_on(programs: &[Program], units: &[Unit], settings: &Settings, progress: &m
     }
 }
 
-/// So often it says how far it is.
+/// The time between two reports of its progress.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
 
 /// Each program, without a fault. There nothing may be wrong.
@@ -170,7 +170,7 @@ fn programs(only: &str) -> Vec<Program> {
     programs.collect()
 }
 
-/// Shows what happens in programs without a fault.
+/// Shows the runs of programs without a fault.
 fn show(programs: &[Program]) {
     for program in programs {
         let Scenario {
@@ -216,7 +216,7 @@ fn with_fault(schedule: &Schedule, report: &Report, step: usize, fault: Fault) -
 #[derive(Default)]
 struct Shown {
     schedules: u64,
-    /// So many pairs begin with this single, which are not carried out.
+    /// The number of pairs that begin with this single and are not carried out.
     pairs: u64,
     wrong: Vec<(Schedule, Vec<String>)>,
 }

@@ -19,9 +19,9 @@ use crate::schedule::{Draw, Mode, Owning, Schedule, Step, Task, Verb};
 pub struct Ahead {
     /// The guard or the call that its task still has then.
     pub of: Before,
-    /// So often the call is polled before anything else is done.
+    /// How often the call is polled before anything else is done.
     pub polls: u8,
-    /// So long between two of these polls.
+    /// The time between two of these polls.
     pub every: Duration,
 }
 

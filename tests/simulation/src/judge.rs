@@ -146,7 +146,7 @@ pub(crate) struct Held {
     pub(crate) lease: Cell<Option<Duration>>,
     /// The one that it may renew, for this guard or another that shares its hold.
     pub(crate) shared_lease: Cell<Option<Duration>>,
-    /// For so long it cannot be lost, if nothing goes wrong and its owner has nothing else there.
+    /// The time for which it cannot be lost, without faults and other holds of its owner there.
     pub(crate) lasts: Cell<Duration>,
     /// Of a semaphore's permits.
     share: Option<Share>,
@@ -214,7 +214,7 @@ pub(crate) struct Allows {
     /// A lease may end before its owner knows of the grant, which then asks again; or the time for
     /// a reply is not enough for the few times that a grant in doubt asks.
     pub(crate) asks_again: bool,
-    /// Holds may be asked about, beside what the watchdog renews.
+    /// Clients may ask about holds, beside the renewals of the watchdog.
     pub(crate) questions: bool,
 }
 
@@ -270,9 +270,9 @@ pub(crate) struct Judge {
     grants: Cell<u64>,
     /// The grants of each lock to each client, in the order in which it asked.
     orders: RefCell<BTreeMap<(usize, u8), Order>>,
-    /// The same of those who would keep it, on each client's terms.
+    /// The same for calls that would keep it, on each client's terms.
     kept_orders: RefCell<BTreeMap<Terms, Order>>,
-    /// So many commands that renew may have been sent.
+    /// The number of renewals that may have been sent.
     renewals: Cell<f64>,
     /// Which processes stand still, and since when.
     still: RefCell<BTreeMap<usize, Instant>>,
@@ -320,7 +320,7 @@ pub(crate) fn limit_name(semaphore: u8) -> String {
 /// An owner's hold of a lock, as the servers store it.
 pub(crate) struct Seen {
     pub(crate) is_up: bool,
-    /// All who hold it.
+    /// All holders.
     pub(crate) holders: Vec<String>,
     /// How often that owner does.
     pub(crate) count: u64,
@@ -375,7 +375,7 @@ impl Judge {
         *seen = seen.saturating_add(1);
     }
 
-    /// It was seen so often.
+    /// It was seen this often.
     pub(crate) fn count_all(&self, what: &'static str, times: u64) {
         if times > 0 {
             let mut report = self.report.borrow_mut();
@@ -548,7 +548,7 @@ impl Judge {
         }
     }
 
-    /// It is one that is kept idle for so long, and then must go back.
+    /// It is a lock that is kept idle for this time, and then must go back.
     pub(crate) fn is_kept(&self, held: &Held, idle: Duration) {
         held.is_kept.set(true);
         self.surplus.is_kept(&held.owner, idle);
@@ -717,7 +717,7 @@ impl Judge {
         self.held
             .borrow_mut()
             .retain(|other| !Rc::ptr_eq(other, held));
-        // From now on its RELEASE may end what a failover has left.
+        // From now on its RELEASE may end a hold that a failover has left.
         if let Some(at) = self.entered_again.borrow_mut().get_mut(&held.owner) {
             *at = Instant::now();
         }

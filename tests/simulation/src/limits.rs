@@ -27,7 +27,7 @@ pub(crate) struct Limits {
     /// Calls that wait, by number.
     waits: RefCell<BTreeMap<u64, Wait>>,
     last: Cell<u64>,
-    /// Since when all who wait would find room, at each semaphore.
+    /// Since when all waiters would find room, at each semaphore.
     fit_since: RefCell<BTreeMap<u8, Instant>>,
     /// A grant may take this long to reach the call that waits for it.
     unheard: Duration,
@@ -199,7 +199,7 @@ impl Limits {
         Waiting { limits, number }
     }
 
-    /// Where there is room for all who wait, they do not wait.
+    /// Where there is room for all waiters, they do not wait.
     pub(crate) fn nobody_waits_for_free_ones(&self, lock: u8, out: u64) -> Option<String> {
         let waits = self.waits.borrow();
         let here = || waits.values().filter(|wait| wait.lock == lock);

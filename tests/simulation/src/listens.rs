@@ -22,9 +22,9 @@ use crate::surplus::is_over_at;
 /// How a guard listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listens {
-    /// None to wait for word; else it looks so often and does not wait.
+    /// None to wait until it is told; else it looks this often and does not wait.
     pub every: Option<Duration>,
-    /// So many times it is told and goes on.
+    /// How often it is told and goes on.
     pub ignores: u8,
     /// It listens for no longer.
     pub longest: Duration,
@@ -128,7 +128,7 @@ impl Draw {
             end: self.end(),
         };
         if owner != Owning::Call && matches!(step.verb, Verb::Lock) {
-            // Two tasks of one owner may each hold what the other waits for.
+            // Two tasks of one owner may each hold the lock that the other waits for.
             step.verb = Verb::Within(Duration::from_secs(5));
         }
         self.let_it_listen(&mut step, listens);
@@ -365,7 +365,7 @@ impl Listening {
         }
     }
 
-    /// It was refused: those who have kept it out hear of it.
+    /// It was refused: the guards that have kept it out hear of it.
     pub(crate) fn is_refused(&self, call: &Asking) {
         let now = Instant::now();
         let mut calls = self.calls.borrow_mut();

@@ -40,12 +40,12 @@ pub(crate) struct Nodes {
     moves: RefCell<Vec<usize>>,
     /// When a node was last replaced that may have had more than its replica.
     lost: Cell<Option<Instant>>,
-    /// So many nodes were replaced, and go on without knowing it.
+    /// The number of nodes that were replaced, and go on without knowing it.
     former_go_on: Cell<usize>,
     /// Whether a replica took a node's place that had less than another.
     has_overtaken: Cell<bool>,
     /// Whether a slot moved from or to a node that was being replaced: replicas of the one have
-    /// acknowledged what those of the other have not heard of.
+    /// acknowledged writes that replicas of the other have not heard of.
     has_moved_meanwhile: Cell<bool>,
     /// Until when each client that has stood still did.
     stood: RefCell<BTreeMap<usize, Instant>>,
@@ -271,7 +271,7 @@ impl Nodes {
     }
 }
 
-/// So often a step of a move is tried again, while a node is away.
+/// The time between two tries of a step of a move, while a node is away.
 const TRIED_AGAIN: Duration = Duration::from_millis(50);
 
 /// How far timers are off.

@@ -15,7 +15,7 @@ use crate::stops;
 /// A request for permits of a semaphore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
-    /// So many permits.
+    /// The number of permits.
     pub permits: u32,
     /// The most permits that may be out; none for the limit that is set for all.
     pub limit: Option<u32>,
@@ -71,7 +71,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// So many may always be had of this one, whatever is set.
+    /// The permits of this semaphore that can always be had, whatever limit is set.
     fn least(&self, lock: u8) -> u32 {
         let set = self.limits.iter().filter(|set| set.lock == lock);
         let least = set.filter_map(|set| set.limit).min();

@@ -64,16 +64,16 @@ struct Process {
     stops: u32,
 }
 
-/// So often the judge looks at all guards.
+/// The time between two looks of the judge at all guards.
 const LOOK_EVERY: Duration = Duration::from_millis(97);
 
-/// After so long a process tries to connect again.
+/// The time after which a process tries to connect again.
 const CONNECT_AGAIN: Duration = Duration::from_secs(3);
 
 /// After the last repair calls may go on for this long, and leftovers may stay this long.
 const SETTLE: Duration = Duration::from_secs(600);
 
-/// Those of the two.
+/// The directions that are set.
 fn directions(to_server: bool, to_host: bool) -> impl Iterator<Item = Direction> {
     let to_server = to_server.then_some(Direction::ToServer);
     to_server
@@ -819,10 +819,10 @@ const LEFT_MAX: Duration = Duration::from_secs(100);
 /// Events that a session has not fetched keep it for its grace.
 const GRACE_MAX: Duration = Duration::from_secs(6);
 
-/// So often a client tries to connect in a second at most: calls that wait for the command
+/// A client's tries to connect in a second, at most: calls that wait for the command
 /// connection follow each other every 50 ms at most.
 const DIALS_MAX: u64 = 25;
 
-/// So many commands a client sends in a second at most, beside those for its calls: a call of
+/// A client's commands in a second, at most, beside those for its calls: a call of
 /// EVENTS goes out some 20 times in a grace.
 const COMMANDS_MAX: u64 = 60;

@@ -344,7 +344,7 @@ fn at(ms: u64) -> Duration {
 
 fn scenario<const N: usize>(name: &'static str, story: &'static str, tasks: [Task; N]) -> Scenario {
     let count = tasks.iter().map(|task| task.client).max().unwrap_or(0) + 1;
-    // Short beside each other: who stands still for two graces has lost session and lease.
+    // Short beside each other: a client that stands still for two graces loses session and lease.
     let client = Client {
         grace: Duration::from_secs(2),
         lease: Duration::from_secs(3),

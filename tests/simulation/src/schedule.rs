@@ -115,7 +115,7 @@ pub struct Step {
     pub lease: Option<Duration>,
     /// After this the call is dropped, if it has not ended.
     pub drop_after: Option<Duration>,
-    /// The call is dropped when it is woken so often, before it sees by what.
+    /// The call is dropped when it is woken this often, before it sees why.
     #[serde(default)]
     pub drop_when_woken: Option<u8>,
     /// A fault in the midst of one of its calls.
@@ -132,7 +132,7 @@ pub struct Step {
     pub renews: bool,
     /// Whether a writer becomes a reader half way.
     pub downgrades: bool,
-    /// So many commands are run under it half way.
+    /// The number of commands that are run under it half way.
     #[serde(default)]
     pub calls: u8,
     /// Whether it is held for as long as nobody else wants it.
@@ -210,7 +210,7 @@ pub struct Fault {
 /// A fault.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum FaultKind {
-    /// Nothing gets through from this client to the server for so long, or back, or neither.
+    /// Nothing gets through from this client to the server for a time, or back, or neither.
     Cut {
         /// Which client.
         client: usize,
@@ -265,9 +265,9 @@ pub enum FaultKind {
         /// For how long.
         lasts: Duration,
     },
-    /// The server stands still for so long.
+    /// The server stands still for this time.
     Pause(Duration),
-    /// The server dies and is started again after so long.
+    /// The server dies and is started again after a time.
     Crash {
         /// For how long it is down.
         lasts: Duration,

@@ -35,13 +35,13 @@ pub struct Watched {
 pub struct Failover {
     /// The fate of the old primary.
     pub old: Old,
-    /// For so long before the promotion nothing has got to the replica.
+    /// The time before the promotion in which nothing has got to the replica.
     pub tail: Duration,
-    /// For so long after it the old primary goes on alone, is dead, or stands still.
+    /// The time after it in which the old primary goes on alone, is dead, or stands still.
     pub lasts: Duration,
-    /// For so long after that it takes itself for a primary.
+    /// The time after that in which it takes itself for a primary.
     pub wakes: Duration,
-    /// The last sentinel hears of it so long after the first.
+    /// The time from the first sentinel that hears of it to the last.
     pub spread: Duration,
     /// The one that hears of it first.
     pub first: usize,
@@ -178,10 +178,10 @@ impl Service {
         &self.servers[self.primary.get()]
     }
 
-    /// Whether a guard of this client may yet count on what a failover has lost, and does not know
-    /// of it: what a replica has acknowledged none loses, unless another was promoted that had
-    /// less, or most sentinels name a primary that was replaced: the new one ends the session then,
-    /// and the old one, which goes on, confirms it.
+    /// Whether a guard of this client may still count on a hold that a failover has lost, without
+    /// knowing it. No failover loses a hold that a replica has acknowledged, unless another replica
+    /// with less was promoted, or most sentinels name a primary that was replaced: the new primary
+    /// ends the session then, and the old one, which goes on, confirms it.
     pub(crate) fn excuses(&self, client: usize, given_back: Option<Duration>) -> bool {
         let Some(setup) = self.clients.get(client) else {
             return false;

@@ -3,7 +3,7 @@
 use crate::permits::Asked;
 use crate::schedule::{Schedule, Step};
 
-/// Leaves out whatever can be left out such that it still fails.
+/// Leaves out all parts without which it still fails.
 pub fn shrink(schedule: &Schedule, fails: impl Fn(&Schedule) -> bool) -> Schedule {
     let mut shortest = schedule.clone();
     let mut place = 0;

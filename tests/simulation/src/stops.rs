@@ -23,7 +23,7 @@ pub struct Stop {
 /// The calls of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Calling {
-    /// For the lock, by whatever verb.
+    /// For the lock, by any verb.
     Taking,
     /// `renew()`.
     Renewing,
@@ -40,14 +40,14 @@ pub enum Calling {
 pub enum StopKind {
     /// The call is dropped.
     Drop,
-    /// The process stands still for so long.
+    /// The process stands still for this time.
     StandStill(Duration),
-    /// The process stands still for so long, and dies then.
+    /// The process stands still for this time, and dies then.
     Die(Duration),
 }
 
 impl Stop {
-    /// Polls a call up to there. None if it was dropped; `done` does what else is to happen.
+    /// Polls a call up to there. None if it was dropped; `done` carries out the other stops.
     pub(crate) async fn within<T>(
         stop: Option<Self>,
         call: impl Future<Output = T>,

@@ -16,7 +16,7 @@ use crate::stops;
 /// An owner at a lock.
 type Place = (String, u8);
 
-/// Keeps account of calls, and compares what the server has with it.
+/// Keeps account of calls, and compares the server's contents with it.
 #[derive(Default)]
 pub(crate) struct Surplus {
     /// None at several: there it is not known which of them is asked.
@@ -29,11 +29,11 @@ pub(crate) struct Surplus {
     is_sound: bool,
     /// Whether owners are there whose processes are dead, or stand still for a while.
     any_silent: bool,
-    /// Whether a clock is set back: that draws a lease out, and who gives a hold back tries for no
-    /// longer than it was to last.
+    /// Whether a clock is set back: that draws a lease out, and a release tries for no longer than
+    /// the lease should have lasted.
     draws_out: bool,
     locks: u8,
-    /// So many places in queues the calls under way may have.
+    /// The number of places in queues that the calls under way may have.
     places: Cell<usize>,
     calls: RefCell<BTreeMap<Place, Calls>>,
     granted: RefCell<BTreeMap<String, Granted>>,
@@ -117,7 +117,7 @@ impl Surplus {
         granted.are_renewed &= is_renewed;
     }
 
-    /// Its owner may hold a lock for so long without a guard, if nobody else wants it.
+    /// Its owner may hold a lock for `idle` without a guard, if nobody else wants it.
     pub(crate) fn is_kept(&self, owner: &str, idle: Duration) {
         let mut kept = self.kept.borrow_mut();
         kept.insert(owner.to_owned(), idle);
@@ -281,7 +281,7 @@ pub(crate) fn is_over_at(fault: &Fault) -> Duration {
     fault.at.saturating_add(lasts)
 }
 
-/// For so long something may be there until the client has undone it.
+/// The time that a leftover may be there until the client has undone it.
 const LASTING: Duration = Duration::from_secs(12);
 
 const SLACK: Duration = Duration::from_secs(1);

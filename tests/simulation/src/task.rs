@@ -229,8 +229,8 @@ impl Task {
         }
     }
 
-    /// How long a guard lasts in any case, and what renews it. Its call was not watched for so
-    /// long.
+    /// How long a guard lasts in any case, and what renews it. Its call was not watched for the
+    /// time `unwatched`.
     fn has_lease(&self, step: &Step, held: &Held, unwatched: Duration) {
         let is_own = self.is_own(step);
         // At a majority no call asks for a lease of its own.
@@ -441,7 +441,7 @@ impl Task {
     fn in_time(&self, step: &Step, took: Duration) {
         let verb = step.verb;
         let reply = self.setup.response_timeout;
-        // A message may be under way for so long, and this is how far timers are off.
+        // The time of messages in flight, and how far timers are off.
         let mut slack = self.latency.saturating_mul(8).saturating_add(SLACK);
         if let Some(within) = self.setup.acknowledged {
             // Calls of one owner for one lock are acknowledged in turn.
@@ -688,10 +688,10 @@ fn kind_of(error: &Error) -> &'static str {
     }
 }
 
-/// So often a task that listens looks whether any other does something else.
+/// The time between two looks of a task that listens whether others do something else.
 const IDLE_EVERY: Duration = Duration::from_secs(1);
 
-/// So many times a reply may take `try_lock()` at most.
+/// `try_lock()` may take this many times the time for a reply, at most.
 const TRY_TIMEOUTS: u32 = 4;
 
 const SLACK: Duration = Duration::from_millis(250);

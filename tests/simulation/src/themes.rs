@@ -33,7 +33,7 @@ const fn client(grace_ms: u64, lease_ms: u64) -> Client {
     }
 }
 
-/// Takes these, waiting for them, and holds them for so long.
+/// Takes these, waiting for them, and holds them for this time.
 fn step(mode: Mode, locks: &[u8], hold_ms: u64) -> Step {
     Step {
         locks: locks.to_vec(),
@@ -401,8 +401,8 @@ impl Draw {
         }
     }
 
-    /// Owners who hold a lock ask for it once more with a longer lease, together with another that
-    /// they cannot have.
+    /// Owners that hold a lock ask for it once more with a longer lease, together with another lock
+    /// that they cannot have.
     fn refused_beside_a_guard(&mut self) -> Plan {
         let lock = self.0.u8(1..LOCKS);
         let other = step(Mode::Plain, &[lock], self.between(5_000, 20_000));

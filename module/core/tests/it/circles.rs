@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) type Owner = Vec<u8>;
 
-/// One who stands in a line.
+/// A place in a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Standing {
     pub(crate) owner: Owner,

@@ -38,7 +38,7 @@ enum Op {
     Break {
         lock: usize,
     },
-    /// Of those who wait, the one with this number, counted around.
+    /// The waiter with this number leaves, counted around.
     Depart {
         waiter: usize,
     },
@@ -497,7 +497,7 @@ fn a_wait_behind_a_crowd_costs_one_look_at_most() {
     assert_eq!(crossing.asked, 1);
 }
 
-/// The first of a line would be granted here and go on waiting there, for him who stands behind it.
+/// The first in the queue would be granted here and go on waiting there, for the waiter behind it.
 #[test]
 fn a_circle_that_a_grant_would_close_is_found() {
     let mut crossing = Crossing::default();

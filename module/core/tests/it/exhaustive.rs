@@ -173,12 +173,12 @@ fn alphabet(owners: usize) -> Vec<Op> {
             told: false,
         },
     ]);
-    // Each of those who wait or whose grant is under way may be the one whose connection closes.
+    // The connection of each waiter, or of each client whose grant is under way, may close.
     ops.extend((0..SIZE_MAX).map(|client| Op::Disconnect { client }));
     ops
 }
 
-/// One session, two connections, two owners who wait for one lock through it or without it.
+/// One session, two connections, two owners that wait for one lock through it or without it.
 fn alphabet_of_a_session() -> Vec<Op> {
     let (lock, session, token) = (0, 0, Named::No);
     let acquire = |owner, waits, session, once| Op::Acquire {
@@ -380,7 +380,7 @@ fn moments_of(commands: &[Option<Op>], closed: &[Vec<usize>]) -> Vec<Vec<Op>> {
     moments
 }
 
-/// Two owners who want two locks, together or one by one.
+/// Two owners that want two locks, together or one by one.
 fn alphabet_of_several() -> Vec<Op> {
     let both = || vec![0, 1];
     let acquire = |owner, lock| Op::Acquire {
@@ -450,7 +450,7 @@ fn alphabet_of_several() -> Vec<Op> {
     ops
 }
 
-/// Three owners who wait for two locks.
+/// Three owners that wait for two locks.
 fn alphabet_of_waits() -> Vec<Op> {
     let of_both = |owner| {
         (0..2).flat_map(move |lock| {

@@ -157,7 +157,7 @@ fn permits_guard_for_whoever_holds_any_and_each_has_its_own_token() {
             permits(&[own(now_ms), bob()]),
             not_held(token(7)),
         ),
-        // Its lease is over, whoever else has some.
+        // Its lease is over, and others may have some.
         ("PERMITS", permits(&[own(now_ms - 1)]), not_held(None)),
         (
             "PERMITS",

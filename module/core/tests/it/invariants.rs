@@ -4,8 +4,8 @@
 //!    readers beside readers (`Keyspace::carry_out` refuses it), and the keyspace is the same as
 //!    the twin's.
 //! 2. **First come first served.** A grant goes to the waiter that has been longest in line.
-//! 3. **Nobody waits while the lock is free**, once the driver has settled the locks that were marked;
-//!    but for the delay after a start, in which nobody is granted a lock.
+//! 3. **Nobody waits while the lock is free**, once the driver has settled the locks that were
+//!    marked; but for the delay after a start, in which nobody is granted a lock.
 //! 4. **Tokens grow**, over all locks and so for each.
 //! 5. **One word each.** A waiter hears exactly once, of a grant or of its end; one that was
 //!    cancelled, timed out or departed never holds; and a grant is written before it is told.
@@ -225,7 +225,7 @@ impl Ledger {
         }
     }
 
-    /// Invariant 10: with everything told, only those who wait have heard nothing.
+    /// Invariant 10: with everything told, only waiters have heard nothing.
     pub(crate) fn all_is_told(&self, name: Name, twin: &Twin) -> Result<(), String> {
         for ((of, place, owner), untold) in &self.untold {
             let is_such = |waiter: &&TwinWaiter| {

@@ -100,7 +100,7 @@ pub(crate) fn number(value: &[u8]) -> Option<i64> {
     (number.to_string() == text).then_some(number)
 }
 
-/// The count of a writer's field, and its token if we wrote it; none of any other value.
+/// The count of a writer's field, and its token if we wrote it; none for any other value.
 pub(crate) fn write_hold(value: &[u8]) -> Option<(i64, Option<i64>)> {
     let text = str::from_utf8(value).ok()?;
     let (count, token) = match text.split_once(":t") {

@@ -71,10 +71,10 @@ impl Epoch {
 pub(crate) enum After {
     /// All that it was told.
     Told,
-    /// Those of the present life up to this number. The largest is one that no event has yet, and
-    /// then they begin anew.
+    /// The events of the present life up to this number. No event has the largest number yet, and
+    /// after it they begin anew.
     Seq(u64),
-    /// Those of another life up to this number.
+    /// The events of another life up to this number.
     OtherLife(u64),
 }
 
@@ -110,7 +110,7 @@ pub(crate) struct TwinSession {
     /// The numbers of the last event and of the last that was told.
     pub(crate) last: u64,
     pub(crate) told: u64,
-    /// Those that are not acknowledged, each with its number.
+    /// The events that are not acknowledged, each with its number.
     pub(crate) events: Vec<(u64, TwinEvent)>,
 }
 
@@ -134,7 +134,7 @@ pub(crate) struct TwinHold {
 pub(crate) struct TwinEnding {
     pub(crate) hold: HoldName,
     pub(crate) token: Option<i64>,
-    /// Whether all of it ends, or what one grant added.
+    /// Whether the whole hold ends, or only the entry that one grant added.
     pub(crate) whole: bool,
 }
 
@@ -146,7 +146,7 @@ pub(crate) struct Life {
     pub(crate) limits: SessionLimits,
     /// The limit of events at the last EVENTS.
     events_max: Option<u32>,
-    /// Those that were found with more unacknowledged events than that.
+    /// The sessions that were found with more unacknowledged events than that.
     overflowing: BTreeSet<Name>,
     /// The life that began last.
     newest: i64,
@@ -244,7 +244,7 @@ impl Life {
         session.is_some_and(|session| session.user != self.user)
     }
 
-    /// EVENTS was called, whatever it answered.
+    /// EVENTS was called, with any reply.
     pub(crate) fn limits_are_heard(&mut self) {
         self.events_max = Some(self.limits.events_per_session);
     }
@@ -258,7 +258,7 @@ impl Life {
         })
     }
 
-    /// Those that must end, which are found no more.
+    /// Takes out the sessions that must end because they have too many events.
     pub(crate) fn overflowing(&mut self) -> Vec<Name> {
         let found = std::mem::take(&mut self.overflowing);
         found.into_iter().filter(|of| self.overflows(*of)).collect()
@@ -363,7 +363,7 @@ impl Life {
         }
     }
 
-    /// Lives begin after those that another server has given.
+    /// Lives begin after the numbers that another server has given.
     pub(crate) fn start_lives(&mut self, guard_ms: i64, now: Now) {
         self.newest = self.newest.max(now.wall_us + guard_ms * 1000);
     }
@@ -621,8 +621,8 @@ pub(crate) fn event_of(of: &HoldName, news: News, token: Option<i64>) -> TwinEve
     }
 }
 
-/// Whether nobody promises which of these comes first: those who leave together because there is
-/// nothing left to wait for or because their connection closed, and the holders of one lock.
+/// Whether nothing promises which of these comes first: waiters that leave together because
+/// nothing is left to wait for or because their connection closed, and the holders of one lock.
 fn are_one_step(one: &TwinEvent, next: &TwinEvent) -> bool {
     match (&one.news, &next.news) {
         (News::Error(text), News::Error(next)) => text == next,

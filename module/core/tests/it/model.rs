@@ -434,7 +434,7 @@ pub(crate) fn interrupt() -> impl Strategy<Value = Op> {
     (0usize..4, by).prop_map(|(reads, by)| Op::Interrupt { reads, by })
 }
 
-/// Holds and waits of sessions at two locks, one by one and together, of owners who meet.
+/// Holds and waits of sessions at two locks, one by one and together, of owners that meet.
 fn belongs_to_a_session() -> impl Strategy<Value = Op> {
     let lock = || prop_oneof![2 => Just(0usize), 1 => Just(1)];
     let both = || prop_oneof![Just(vec![0, 1]), Just(vec![1, 0])];

@@ -50,7 +50,7 @@ fn waits(locks: &mut Locks, request: &str, handle: usize, stored: &Stored, now: 
     locks.enqueue(&mut turn, Some(client), now, &mut effects);
 }
 
-/// So many locks, each held for an hour, and one client waits for each.
+/// `number` locks, each held for an hour, and one client waits for each.
 fn waited_for(number: usize) -> Locks {
     let mut locks = Locks::default();
     let stored = held_until(START.wall_ms() + 3_600_000);

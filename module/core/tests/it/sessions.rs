@@ -186,7 +186,7 @@ fn an_overflow_begins_another_life_and_leaves_the_holds_to_their_grace() {
     }
 }
 
-/// All that happens before the one who listens can fetch it is one batch, however large.
+/// All events before the listener can fetch them are one batch, however large.
 #[test]
 fn a_session_whose_listener_is_about_to_fetch_goes_on() {
     let story = [
@@ -229,7 +229,7 @@ fn no_more_sessions_begin_than_are_allowed() {
     assert_eq!(after(&full).twin.life.sessions.len(), 1);
     let room = [&full[..], &[allows(2, 9), other(1)]].concat();
     assert_eq!(after(&room).twin.life.sessions.len(), 2);
-    // One that is there goes on, whatever is allowed.
+    // A present session goes on, whatever is allowed.
     let goes_on = [&room[..], &[allows(1, 9), other(2)]].concat();
     assert!(after(&goes_on).twin.life.client_of(1).is_some());
     let no_memory = Op::Allow {

@@ -98,7 +98,7 @@ fn by_others(lock: usize, change: Change) -> Op {
     }
 }
 
-/// In a transaction nothing is done but what a command does itself.
+/// In a transaction nothing is done but the command's own work.
 fn in_one_step(op: Op) -> Vec<Op> {
     vec![Op::Multi, op]
 }
@@ -200,10 +200,10 @@ fn nobody_comes_out_of_turn() {
     ends_with(&given, [(&[B], &[]), (&[B], &[C])]);
     let given = [&given[..], &[release_all(B, &[0, 1])]].concat();
     ends_with(&given, [(&[], &[]), (&[C], &[])]);
-    // And so does one who wants it with others.
+    // And so does a waiter for several locks.
     let held = [take(A, 0), wait_for_all(B, &[0, 1]), wait_for_all(C, &[1])];
     ends_with(&held, [(&[A], &[B]), (&[], &[B, C])]);
-    // Where lock 1 is promised to another who wants it with others, too.
+    // Also where lock 1 is promised to another waiter for several locks.
     let held = [
         take_all(A, &[0, 3]),
         wait_for_all(C, &[1, 3]),
@@ -396,7 +396,7 @@ fn a_circle_is_refused() {
     ends_with(&story, [(&[A], &[]), (&[B], &[A])]);
     let story = [take(A, 0), take(B, 1), wait_for_all(A, &[3, 1]), wait(B, 0)];
     ends_with(&story, [(&[A], &[]), (&[B], &[A])]);
-    // Through who stands before it at a lock that is free.
+    // Through a waiter before it at a lock that is free.
     let story = [take(C, 1), wait_for_all(B, &[0, 1]), wait(C, 0)];
     ends_with(&story, [(&[], &[B]), (&[C], &[B])]);
     // A lock that the owner holds is no reason to wait, so neither are the waiters there.

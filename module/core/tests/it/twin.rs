@@ -156,7 +156,7 @@ pub(crate) struct Twin {
     pub(crate) asks_if_wanted: bool,
     /// Whether the core refused the present wait as one without an end.
     pub(crate) is_found: bool,
-    /// The connection that gives a hold back; none of one that no session needs to know of.
+    /// The connection that gives a hold back; none if no session needs to know of it.
     by: Option<u64>,
     /// The locks that were freed in this turn by holds that had to end.
     pub(crate) freed: BTreeSet<Place>,
@@ -726,8 +726,8 @@ impl Twin {
         }
     }
 
-    /// Another type is nothing to wait for. Another kind than plain may be gone again one day, but
-    /// not for those who wait for others with it. Whether nobody is left, or another is the first.
+    /// Nobody waits for a key of another type. Another kind than plain may be gone again one day,
+    /// but not for waiters for several locks. Whether nobody is left, or another is the first.
     fn none_to_wait_for(&mut self, place: &Place, text: &str) -> bool {
         let is_other_type = self.is_other_type(place);
         let line = self.line(place).to_vec();
@@ -748,8 +748,8 @@ impl Twin {
         self.changed.retain(|(of, _)| of != place);
     }
 
-    /// At the end of a turn: nobody was left to wait for what the turn freed or opened, or gave to
-    /// its owner.
+    /// At the end of a turn: nobody was left to wait for a lock that the turn freed or opened, or
+    /// gave to that owner.
     pub(crate) fn all_are_served(&mut self) -> Result<(), String> {
         for (place, to) in std::mem::take(&mut self.changed) {
             let line = self.line(&place);

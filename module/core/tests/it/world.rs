@@ -108,7 +108,7 @@ pub(crate) enum Op {
     AskIfWanted {
         asks: bool,
     },
-    /// The server allows so much from now on.
+    /// The limits of the server from now on.
     Allow {
         sessions: u32,
         events: u32,
@@ -142,8 +142,8 @@ pub(crate) enum Op {
     StepClock {
         ms: i64,
     },
-    /// A blocked client's connection closes: of those who wait, then of those whose grant is still
-    /// on its way, the one with this number, counted around.
+    /// A blocked client's connection closes: of the waiters, and then of the clients whose grant is
+    /// still on its way, the one with this number, counted around.
     Disconnect {
         client: usize,
     },
@@ -169,8 +169,8 @@ pub(crate) enum Op {
     Failover {
         guard_ms: i64,
     },
-    /// The server starts, with its loaded data: for so long nobody is granted a lock. Nothing where
-    /// somebody waits already.
+    /// The server starts, with its loaded data: for `delay_ms` nobody is granted a lock. Nothing
+    /// where somebody waits already.
     Start {
         delay_ms: i64,
     },
@@ -181,7 +181,7 @@ pub(crate) enum Op {
     /// MULTI: no timer and no blocking until [`Op::Exec`], whatever ends meanwhile.
     Multi,
     Exec,
-    /// The timer fires all the same, and decides no more than so much.
+    /// The timer fires all the same, and makes no more than this many decisions.
     Tick {
         decisions: usize,
     },
@@ -221,7 +221,7 @@ pub(crate) struct World {
     how: Reading,
     /// The waiters: the core's name for each, by seat.
     waiting: BTreeMap<usize, WaiterId>,
-    /// The core's names for all who ever waited.
+    /// The core's names for all former and present waiters.
     ever_waited: Vec<WaiterId>,
     /// Grants that were told and have not arrived.
     under_way: Vec<UnderWay>,
@@ -262,12 +262,12 @@ pub(crate) enum Interruption {
     Disconnect(usize),
 }
 
-/// When the timer fires in the midst of something else, and what came of it.
+/// When the timer fires in the midst of something else, and its state.
 #[derive(Debug, Default)]
 pub(crate) struct Timer {
     /// After how many reads an interruption comes between the read and its decision.
     pub(crate) comes_after: Option<(usize, Interruption)>,
-    /// Whether the timer fires within another turn, and the end of its own is not the end of that.
+    /// Whether the timer is firing, and the end of a turn is not the end of its work.
     pub(crate) is_part: bool,
     /// Whether it has left something to do.
     pub(crate) is_cut_short: bool,
@@ -1184,7 +1184,7 @@ impl World {
         Err("there is always something more to do".into())
     }
 
-    /// The timer fires once, and decides at most so much.
+    /// The timer fires once, and makes at most this many decisions.
     fn tick(&mut self, decisions: usize) -> Result<(), String> {
         let is_part = std::mem::replace(&mut self.timer.is_part, true);
         // Locks that were freed in the interrupted turn are that turn's own.
@@ -1377,7 +1377,7 @@ fn writes(op: &Op) -> bool {
     )
 }
 
-/// Brings those into one order who leave together, because nothing is left to wait for.
+/// Brings waiters into one order that leave together, because nothing is left to wait for.
 fn left_in_any_order(mut heard: Vec<(usize, Heard)>) -> Vec<(usize, Heard)> {
     let together = |one: &(usize, Heard), next: &(usize, Heard)| {
         matches!(one.1, Heard::Refused(_)) && one.1 == next.1

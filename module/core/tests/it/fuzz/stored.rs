@@ -101,8 +101,8 @@ impl World {
         self.space.read(&self.at, owner, look, how)
     }
 
-    /// One is the same for all who look, and at every look: whether somebody has it, whether that
-    /// is a lock at all; and nobody is told a time that cannot be.
+    /// All owners see the same at every look: whether somebody has the lock, and whether it is a
+    /// lock at all; and nobody is told a time that cannot be.
     fn looks_agree(&self) {
         let holders = self.space.holders(&self.at);
         for owner in OWNERS.into_iter().chain([&b"fence"[..]]) {
@@ -332,7 +332,7 @@ fn own(stored: Stored) -> Vec<(Mode, Count)> {
         .collect()
 }
 
-/// A command that is well formed is refused for what stands there, and for nothing else.
+/// A command that is well formed is refused for the stored value, and for nothing else.
 fn is_of_what_is_stored(refusal: &CommandError, stored: Stored) {
     let own = || own(stored).into_iter().map(|(_, count)| count);
     let fits = match refusal {

@@ -24,7 +24,7 @@ pub(crate) struct Waiter {
     pub(crate) lease_ms: i64,
     pub(crate) of_session: bool,
     pub(crate) wanted: bool,
-    /// The blocked client; none of one that is queued for the session.
+    /// The blocked client; none if the wait is queued for the session.
     pub(crate) client: Option<usize>,
     /// Monotonic, in milliseconds.
     pub(crate) wait_end: Option<i64>,

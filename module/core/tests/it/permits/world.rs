@@ -85,7 +85,7 @@ pub(crate) enum Op {
         owner: usize,
         permits: i64,
     },
-    /// The server starts, and grants nothing for so long.
+    /// The server starts, and grants nothing for this time.
     Delay {
         ms: i64,
     },
@@ -775,7 +775,7 @@ fn take_those(told: &mut Told, is_it: impl Fn(&To) -> bool) -> Told {
     taken
 }
 
-/// Grants in their order; those who leave with nothing, in any.
+/// Grants in their order; waiters that leave with nothing, in any.
 fn in_any_order(told: Told) -> (Told, Told) {
     let is_grant = |of: &(To, Heard)| matches!(of.1, Heard::Granted { .. });
     let (grants, mut others): (Vec<_>, Vec<_>) = told.into_iter().partition(is_grant);

@@ -133,7 +133,7 @@ fn alphabet(owners: usize) -> Vec<Op> {
     ops
 }
 
-/// Three who wait in the queue, one of them for the plain kind too.
+/// Three owners that wait in the queue, one of them for the plain kind too.
 fn alphabet_of_three() -> Vec<Op> {
     let lock = 0;
     let of_owner = |owner| {
@@ -157,7 +157,7 @@ fn alphabet_of_three() -> Vec<Op> {
     ops
 }
 
-/// One session, two owners who wait for one lock through it or hold it in it.
+/// One session, two owners that wait for one lock through it or hold the lock in it.
 fn alphabet_of_a_session() -> Vec<Op> {
     let (lock, session) = (0, 0);
     let of_session = |owner, mode, lease_ms, waits, once| Op::Acquire {
@@ -259,7 +259,7 @@ fn moments(between: &[Option<Op>]) -> Vec<Vec<Op>> {
     moments
 }
 
-/// Three owners who wait for a read-write lock and a plain one.
+/// Three owners that wait for a read-write lock and a plain one.
 fn alphabet_of_waits() -> Vec<Op> {
     // With ONCE an owner that waits for a lock does not wait for it twice.
     let wait = |lock, owner, mode| Op::Acquire {

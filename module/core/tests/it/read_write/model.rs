@@ -17,7 +17,7 @@ use rlock_core::Mode;
 /// Fewer where nothing is optimized.
 const CASES: u32 = if cfg!(debug_assertions) { 300 } else { 3_000 };
 
-/// Mostly those of the read-write lock.
+/// Mostly the modes of the read-write lock.
 fn mode() -> impl Strategy<Value = Mode> {
     prop_oneof![6 => Just(Mode::Read), 5 => Just(Mode::Write), 1 => Just(Mode::Plain)]
 }
@@ -129,7 +129,7 @@ pub(crate) fn tick_or_interrupt() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Holds and waits of sessions at one lock, in both modes, of owners who meet.
+/// Holds and waits of sessions at one lock, in both modes, of owners that meet.
 fn belongs_to_a_session() -> impl Strategy<Value = Op> {
     let mode = || prop_oneof![Just(Mode::Read), Just(Mode::Write)];
     let waits = prop_oneof![
@@ -215,8 +215,8 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
-/// One that writes for one session and reads for another, and two who wait: when all ends in one
-/// moment, it may grant one too many.
+/// An owner that writes for one session and reads for another, and two waiters: when all ends in
+/// one moment, one grant too many may be made.
 fn held_twice_and_waited_for() -> impl Strategy<Value = Vec<Op>> {
     let mode = || prop_oneof![1 => Just(Mode::Read), 2 => Just(Mode::Write)];
     let waits = || {

@@ -474,7 +474,7 @@ fn a_writers_lease_starts_anew_and_is_never_below_its_own_reading() {
     assert_eq!(server.renews(A, Write, 80), Reply::Number(1));
     let left = server.releases_with(A, Write, Named::No, Some(60));
     assert_eq!((left, server.lease_left()), (Reply::Number(1), 60));
-    // The downgrade shrinks it to what the reader has.
+    // The downgrade shrinks it to the reader's lease.
     assert_eq!(server.releases(A, Write), Reply::Number(0));
     assert_eq!(server.lease_left(), 40);
 }
@@ -1007,7 +1007,7 @@ fn a_waiter_whom_a_script_lets_read_waits_for_nobody_ahead_of_it() {
     assert_eq!(wait, Reply::Waits);
 }
 
-/// A writer whose two sessions die in one packet is gone, and one of those who wait is let in.
+/// A writer whose two sessions die in one packet is gone, and one waiter is let in.
 #[test]
 fn writing_and_reading_under_two_sessions_end_together() {
     for closed in [[0, 1], [1, 0]] {

@@ -292,7 +292,7 @@ fn one_reply_has_a_thousand_events_and_the_next_call_tells_the_rest_at_once() {
     // The reply was lost with its connection.
     let (since, events) = hears(&mut world, 1, Some(After::Seq(500)));
     assert_eq!((since, events.len()), (500, 1000));
-    // Without AFTER a call acknowledges those that were told.
+    // Without AFTER a call acknowledges the events that were told.
     let blocks = Op::Events {
         session: 0,
         client: 1,
