@@ -1,5 +1,6 @@
-//! Of what an owner has nothing under way, the server must count one hold in each mode in which
-//! there are guards: not less, and not more, which nobody would give back before the lease ends.
+//! While nothing is under way for an owner, the server must count one hold for it in each mode in
+//! which it has guards: not less, and not more, since nobody would give back the rest before the
+//! lease ends.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

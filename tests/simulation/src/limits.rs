@@ -1,5 +1,5 @@
-//! Which limits may have counted at a semaphore, by what those who set them were told, and what
-//! follows from them.
+//! The limits that may have counted at a semaphore, by the replies to those who set them, and the
+//! consequences.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

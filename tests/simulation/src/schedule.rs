@@ -46,8 +46,8 @@ pub struct Schedule {
     /// Whether the servers have much else to do: see `Server::make_busy`.
     #[serde(default)]
     pub is_busy: bool,
-    /// So long after its tasks have ended a run rests, whatever goes wrong in it, and then until
-    /// nobody holds anything or waits. None if the judges say for how long, as far as they need it.
+    /// After the end of its tasks a run rests for this time, even with faults in it, and then until
+    /// nobody holds or waits. None if the judges say for how long, as far as they need it.
     #[serde(default)]
     pub rests: Option<Duration>,
 }

@@ -543,8 +543,9 @@ impl Draw {
         }
     }
 
-    /// Sessions end, some in the same moment, at a server that is busy: with what their owners hold
-    /// once and again, and while they take it and give it back. Many others wait for the same.
+    /// Sessions end, some in the same moment, at a server that is busy: with locks that their
+    /// owners hold once or twice, and while they take and give back. Many others wait for the same
+    /// locks.
     fn sessions_end(&mut self) -> Plan {
         let grace = self.pick(&[0, 0, 500]).unwrap_or(0);
         let mut clients = vec![client(grace, 30_000); 2];

@@ -1,5 +1,5 @@
-//! Much to do at once: it is done in portions, and what waits costs little. Looks, readings and
-//! words are counted here, never times.
+//! Much work at once: it is done in portions, and waiters cost little. Looks, readings and words
+//! are counted here, never times.
 
 use rlock_core::request::{Acquire, Events, Limit};
 use rlock_core::{
@@ -467,8 +467,8 @@ fn sessions_whose_graces_end_together_end_in_portions() {
     assert_eq!(locks.gauges(), Gauges::default());
 }
 
-/// The slot of the lock was on its way when its lease ended. Its next look is behind those of many
-/// others, and must not be what tells its waiter that it is free.
+/// The slot of the lock was on its way when its lease ended. The lock's next look is behind those
+/// of many others, and its waiter must not depend on that look to be told.
 #[test]
 fn a_lease_that_ended_while_nobody_knew_who_serves_the_key_is_looked_at_soon_among_many() {
     const LOCKS: usize = 20_000;

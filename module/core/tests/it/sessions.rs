@@ -1,5 +1,5 @@
-//! Sessions, told as short stories: who may name them, and how much there may be of them. (The twin
-//! is beside each step here, too.)
+//! Sessions, told as short stories: which users may name them, and how many sessions and events
+//! there may be. (The twin is beside each step here, too.)
 
 use crate::foreign::Change;
 use crate::keyspace::Reading;

@@ -1,5 +1,5 @@
-//! Several locks at once, told as short stories: what the contract promises of them, and how it
-//! ends. (The twin is beside each step here, too.)
+//! Several locks at once, told as short stories: the contract's promises for them, and their
+//! outcome. (The twin is beside each step here, too.)
 
 use crate::foreign::Change;
 use crate::keyspace::Reading;

@@ -1,5 +1,5 @@
-//! The naive lock, of whatever kind, that always tells the truth: a list of waiters, searched from
-//! the front, and the contract's sentences in the order in which they stand there.
+//! The naive lock, plain or read-write, that always tells the truth: a list of waiters, searched
+//! from the front, and the contract's sentences in their order.
 //!
 //! It shares no decision with the core: it writes its own keyspace by itself, and its error texts
 //! are its own. Where the core and the twin disagree, one of them is wrong.
@@ -1162,8 +1162,8 @@ impl Twin {
         endings.any(|of| of.hold.0 == *place && first.is_some_and(|first| first.owner == of.hold.1))
     }
 
-    /// Whether others wrote what cannot be: somebody beside a writer, two owners of a plain lock,
-    /// or `write` with nobody who does. Those in line come in whenever somebody looks.
+    /// Whether others wrote a state that no command makes: somebody beside a writer, two owners of
+    /// a plain lock, or `write` without a writer. Waiters come in whenever somebody looks.
     pub(crate) fn is_mixed(&self, place: &Place) -> bool {
         let Some(mode) = self.space.mode(place) else {
             return self.space.plain_owners(place).len() > 1;

@@ -1,9 +1,9 @@
-//! Every order in which things can happen, to a stated depth.
+//! Every order of operations, to a stated depth.
 //!
-//! A walk goes breadth first from an empty server through an alphabet of things that can happen; a
-//! state that was met before, as far as anybody can tell it from outside, is not entered again by
-//! the same last step. (By another it is: what a step leaves behind inside the core would show in
-//! the next ones.) The first failure is therefore a shortest one; it prints the history that
+//! A walk goes breadth first from an empty server through an alphabet of operations. A state that
+//! was met before, as far as anybody can tell it from outside, is not entered again by the same
+//! last step. (It is by another step: a difference that a step leaves inside the core would show in
+//! the next steps.) The first failure is therefore a shortest one; it prints the history that
 //! replays it.
 
 use crate::keyspace::{Place, Reading, Value};

@@ -1,5 +1,5 @@
-//! A driver that does with the core what the module does in a server, step by step, with the twin
-//! beside it and every invariant looked at after each step.
+//! A driver for the core that works like the module in a server, step by step, with the twin beside
+//! it and every invariant looked at after each step.
 
 use crate::foreign::{self, Change};
 use crate::invariants::{self, Granted, Ledger};

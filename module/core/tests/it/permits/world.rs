@@ -1,4 +1,4 @@
-//! A driver that does with the core what the module does in a server, with the twin beside it.
+//! A driver for the core that works like the module in a server, with the twin beside it.
 
 use super::twin::{Heard, Reply, Request, To, Twin, WAITERS_MAX};
 use rlock_core::request::{Acquire, Cancel, Events, Limit, Release, Renew, WaitMode};
