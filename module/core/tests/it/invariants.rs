@@ -3,13 +3,13 @@
 //! 1. **One holder, or readers.** No hold is written into a lock that somebody else is in, but of
 //!    readers beside readers (`Keyspace::carry_out` refuses it), and the keyspace is the same as
 //!    the twin's.
-//! 2. **First come first served.** A grant goes to the waiter that has been longest in line.
+//! 2. **First come first served.** A grant goes to the waiter that has been longest in the queue.
 //! 3. **Nobody waits while the lock is free**, once the driver has settled the locks that were
 //!    marked; but for the delay after a start, in which nobody is granted a lock.
 //! 4. **Tokens grow**, over all locks and so for each.
 //! 5. **One word each.** A waiter hears exactly once, of a grant or of its end; one that was
 //!    cancelled, timed out or departed never holds; and a grant is written before it is told.
-//! 6. **The views are true.** INFO and LIST show the twin's lines.
+//! 6. **The views are true.** INFO and LIST show the twin's queues.
 //! 7. **The timer is set.** While somebody waits there is a deadline, not later than the end of the
 //!    first wait and just after the end of the lease; and at rest it is not due already.
 //! 8. **The counters add up.** Every waiter that ever sat down is granted, gone, or still there.
@@ -358,9 +358,9 @@ pub(crate) fn is_at_rest(
             None if twin.lets_first_in(place) && (!is_mixed || twin.is_free(place)) => {
                 return Err(format!("{line:?} wait for {place:?}, and need not"));
             }
-            // It may be free while the first in line waits for others with it.
+            // It may be free while the first in the queue waits for others with it.
             Some(together) if together.iter().all(|place| !unseen.contains(place)) => {
-                // That a script took a lock for somebody in line is seen by the periodic look.
+                // That a script took a lock for a waiter is seen by the periodic look.
                 let is_late =
                     |place: &Place| !twin.is_free(place) && written_by_others.contains(place);
                 if !together.iter().any(is_late) && twin.can_have_all(first) {

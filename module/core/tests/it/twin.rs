@@ -269,7 +269,7 @@ impl Twin {
             _ if self.is_free(place) => self.line(place).is_empty() && !self.is_delayed(),
             Mode::Plain => self.holds(place, asked.owner, Mode::Plain),
             Mode::Write => self.holds(place, asked.owner, Mode::Write),
-            // An owner that holds re-enters past the line, and a writer takes READ past it.
+            // An owner that holds re-enters past the queue, and a writer takes READ past it.
             // Readers that arrive after a waiting writer wait behind it.
             Mode::Read => {
                 self.holds(place, asked.owner, Mode::Read)
@@ -924,8 +924,8 @@ impl Twin {
         ends_at.map_or(-1, |end| end - now.wall_ms())
     }
 
-    /// When the lock is the first in line's if nobody does anything: when the key is gone, or with
-    /// only readers in it when the last of them is. A reader would have it before.
+    /// When the first in the queue gets the lock if nobody does anything: when the key is gone, or,
+    /// with only readers in it, when the last of them is. A reader would have it before.
     pub(crate) fn lease_before(&self, place: &Place, mode: Mode) -> Option<i64> {
         let key_end = self.space.get(place).and_then(|entry| entry.ends_at);
         if mode == Mode::Read || self.space.mode(place).is_none() || self.mode(place) != Mode::Read
@@ -947,8 +947,8 @@ impl Twin {
         Self::other_kind(self.kind(place)?, mode)
     }
 
-    /// The kind of a free lock is that of the first in line: during the delay after a start there
-    /// may be one.
+    /// The kind of a free lock is that of the first in its queue: during the delay after a start
+    /// there may be one.
     fn wrong_kind_of_first(&self, place: &Place, mode: Mode) -> Option<Reply> {
         let first = self.line(place).first().filter(|_| self.is_free(place))?;
         Self::other_kind(first.mode.kind(), mode)
@@ -1042,7 +1042,7 @@ impl Twin {
         self.count(place, owner, mode) == Some(COUNT_MAX)
     }
 
-    /// Whether the first in line, if it waits for this lock alone, need not wait any longer.
+    /// Whether the first in the queue, if it waits for this lock alone, need not wait any longer.
     pub(crate) fn lets_first_in(&self, place: &Place) -> bool {
         let first = self.line(place).first();
         let Some(first) = first.filter(|first| first.together.is_none()) else {
@@ -1449,7 +1449,7 @@ impl Twin {
         entry.ends_at = end;
     }
 
-    // --- Those in line ---------------------------------------------------------------------------
+    // --- Waiters ---------------------------------------------------------------------------------
 
     /// A waiter hears how its wait ended.
     fn tell(&mut self, place: &Place, waiter: &TwinWaiter, heard: Heard) {

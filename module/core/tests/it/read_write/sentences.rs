@@ -179,7 +179,7 @@ fn readers_wait_behind_a_waiting_writer_and_come_in_together() {
         Reply::NotHeld { ttl_ms }
     );
     server.waits(C, Read);
-    // An owner that holds re-enters past the line.
+    // An owner that holds re-enters past the queue.
     assert!(matches!(
         server.acquires(A, Read, 50, Waits::No),
         Reply::Held { count: 2, .. }
@@ -398,7 +398,7 @@ fn a_script_may_change_the_kind_and_those_in_line_stay() {
     let lease_ms = Some(20);
     server.sees(&[Change::Take { owner: C, lease_ms }]);
     assert_eq!(server.line(), [(OWNERS[B], Read)]);
-    // The kind is the holder's, not that of those in line.
+    // The kind is the holder's, not that of the waiters.
     assert_eq!(code(server.acquires(A, Read, 9, FOREVER)), "WRONGKIND");
     assert_eq!(server.acquires(A, Plain, 9, FOREVER), Reply::Waits);
     assert_eq!(server.releases(C, Plain), Reply::Number(0));
@@ -910,7 +910,7 @@ fn a_scripts_hold_is_not_lost_when_another_in_the_hash_gets_a_token() {
     assert_eq!(server.events(0, 0), []);
 }
 
-/// The next in line need not wait until somebody looks again.
+/// The next in the queue need not wait until somebody looks again.
 #[test]
 fn two_waiting_writers_whom_a_script_makes_holders_are_both_told() {
     let mut server = Server::new();

@@ -42,7 +42,7 @@ impl Twin {
         self.tell_who_keeps_out(place, &[wants]);
     }
 
-    /// Tells the holds that ask and keep somebody in the line out.
+    /// Tells the holds that ask and keep a waiter out.
     pub(super) fn tell_who_keeps_out_any(&mut self, place: &Place) {
         let line = self.line(place).iter();
         let waiting: Vec<_> = line.map(|of| (of.owner.clone(), of.mode)).collect();
@@ -69,7 +69,7 @@ impl Twin {
         }
     }
 
-    /// With nothing left to do, a hold that asks keeps out nobody in the line.
+    /// With nothing left to do, a hold that asks keeps out no waiter.
     pub(crate) fn nobody_is_left_to_be_told(&self) -> Result<(), String> {
         let is_left = |of: &HoldName| {
             let mut line = self.line(&of.0).iter();
