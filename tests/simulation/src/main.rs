@@ -1,7 +1,7 @@
 //! `make simulate`: runs schedules that follow from seeds, for a number of seconds (`SECONDS=`),
-//! from
-//! one on (`FROM=`), all or those with a `cluster` or `sentinels` (`ONLY=`); or one of them with
-//! all that happens, from its seed (`SEED=`) or from the file in which it was kept (`FILE=`).
+//! from one seed on (`FROM=`), all or those with a `cluster` or `sentinels` (`ONLY=`); or one of
+//! them with all that happens, from its seed (`SEED=`) or from the file in which it was kept
+//! (`FILE=`).
 
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 #![allow(

@@ -819,10 +819,10 @@ const LEFT_MAX: Duration = Duration::from_secs(100);
 /// Events that a session has not fetched keep it for its grace.
 const GRACE_MAX: Duration = Duration::from_secs(6);
 
-/// A client's tries to connect in a second, at most: calls that wait for the command
-/// connection follow each other every 50 ms at most.
+/// A client's tries to connect in a second, at most: calls that wait for the command connection
+/// follow each other every 50 ms at most.
 const DIALS_MAX: u64 = 25;
 
-/// A client's commands in a second, at most, beside those for its calls: a call of
-/// EVENTS goes out some 20 times in a grace.
+/// A client's commands in a second, at most, beside those for its calls: a call of EVENTS goes out
+/// some 20 times in a grace.
 const COMMANDS_MAX: u64 = 60;

@@ -1,6 +1,5 @@
 //! The actions of clients in a run, and its faults with their times. It follows from a seed, and
-//! can
-//! be made shorter by leaving parts of it out.
+//! can be made shorter by leaving parts of it out.
 
 use std::fmt;
 use std::time::Duration;

@@ -25,7 +25,7 @@ pub struct Watched {
     /// Whether clients may not subscribe to the sentinels' messages.
     #[serde(default)]
     pub are_mute: bool,
-    /// The same as `lag` for a second replica, if it has one.
+    /// The same as `lag` for a second replica, if the primary has one.
     #[serde(default)]
     pub second: Option<Duration>,
 }
@@ -66,7 +66,7 @@ pub enum Old {
     StandsStill,
 }
 
-/// A fault of a sentinel, and its times.
+/// A fault of a sentinel, and how long it lasts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct SentinelFault {
     /// Which.

@@ -115,7 +115,7 @@ impl Ledger {
         }
     }
 
-    /// Queued waiters may have left without a message to their seat.
+    /// Forgets queued waiters that left without a message to their seat.
     pub(crate) fn forget_those_who_left(&mut self, twin: &Twin) {
         for line in self.lines.values_mut() {
             line.retain(|of| of.queued_for.is_none() || twin.waiter(of.seat).is_some());

@@ -1222,7 +1222,7 @@ impl Twin {
             held + 1
         };
         if !is_held {
-            // An earlier hold of a session there is over, though nobody may have looked.
+            // An earlier hold of this owner for a session is over, though nobody may have seen.
             self.life
                 .lose(&(place.clone(), owner.clone(), mode), None, now);
         }

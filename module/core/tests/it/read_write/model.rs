@@ -216,7 +216,7 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
 }
 
 /// An owner that writes for one session and reads for another, and two waiters: when all ends in
-/// one moment, one grant too many may be made.
+/// one moment, a wrong core may grant one too many.
 fn held_twice_and_waited_for() -> impl Strategy<Value = Vec<Op>> {
     let mode = || prop_oneof![1 => Just(Mode::Read), 2 => Just(Mode::Write)];
     let waits = || {
