@@ -47,7 +47,7 @@ pub enum StopKind {
 }
 
 impl Stop {
-    /// Polls a call up to there. None if it was dropped; `done` carries out the other stops.
+    /// Polls a call up to there. None if it was dropped; `done` does the rest of the stop.
     pub(crate) async fn within<T>(
         stop: Option<Self>,
         call: impl Future<Output = T>,
