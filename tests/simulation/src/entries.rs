@@ -1,5 +1,6 @@
-//! Of what an owner has nothing under way, the server must count one hold in each mode in which
-//! there are guards: not less, and not more, which nobody would give back before the lease ends.
+//! While nothing is under way for an owner, the server must count one hold for it in each mode in
+//! which it has guards: not less, and not more, since nobody would give back the rest before the
+//! lease ends.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,20 +20,21 @@ pub(crate) struct Entries {
     /// None if more goes wrong in this run than that an answer is late: see [`Entries::of`].
     server: Option<Server>,
     locks: u8,
-    /// What was begun last may go on for so long when nobody waits for it any more.
+    /// The longest time that work begun last may go on after its caller stopped waiting for it.
     rest: Duration,
     owners: RefCell<BTreeMap<String, Doing>>,
-    /// Whose lock may be there without a guard.
+    /// The owners whose lock may be held without a guard.
     kept: RefCell<BTreeSet<String>>,
-    /// What has been reported.
+    /// The owners and locks with a violation reported already.
     wrong: RefCell<BTreeSet<(String, u8)>>,
-    /// So many connections the clients have opened, if none was broken.
+    /// The number of connections that the clients have opened, if none was broken.
     connections: Cell<u64>,
     /// Somebody does not know whether something was carried out.
     is_unsure: Cell<bool>,
 }
 
-/// What an owner does. Calls whose owner has no name yet are those of one without a name.
+/// The work in progress for an owner. Calls whose owner has no name yet count as those of one
+/// without a name.
 struct Doing {
     under_way: usize,
     since: Instant,
@@ -87,12 +89,12 @@ impl Entries {
         self.is_unsure.set(true);
     }
 
-    /// What this owner has is kept when no guard has it.
+    /// This owner's lock is kept when no guard has it.
     pub(crate) fn is_kept(&self, owner: &str) {
         self.kept.borrow_mut().insert(owner.to_owned());
     }
 
-    /// Something is done for this owner until what this gives is dropped.
+    /// Work is done for this owner until the returned value is dropped.
     pub(crate) fn works(self: &Rc<Self>, owner: &str) -> Works {
         let works = Works {
             entries: Rc::clone(self),
@@ -169,7 +171,7 @@ impl Drop for Works {
     }
 }
 
-/// So many connections a client opens at a server.
+/// The number of connections that a client opens at a server.
 const CONNECTIONS: u64 = 2;
 
 /// How long a client may take to call a wait back, beside the time that messages are under way.

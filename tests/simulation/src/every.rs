@@ -60,7 +60,7 @@ const DIRECTIONS: [(bool, bool); 3] = [(true, false), (false, true), (true, true
 /// The command connection and the session connection, whichever was opened first.
 const CONNECTIONS: [usize; 2] = [0, 1];
 
-/// What goes wrong between a client and a server.
+/// The faults between a client and a server.
 fn of_link(schedule: &Schedule, client: usize) -> Vec<FaultKind> {
     let long = grace(schedule) * 2;
     // Later than the next message, and than the one after it.
@@ -92,7 +92,7 @@ fn of_link(schedule: &Schedule, client: usize) -> Vec<FaultKind> {
             arrives,
         };
         kinds.extend(DIRECTIONS.map(|directions| cut(directions, long, true)));
-        // What is in flight is late, or is lost and the connection ends.
+        // Messages in flight are late, or are lost and the connection ends.
         let (to_server, to_host) = (DIRECTIONS[0], DIRECTIONS[1]);
         kinds.extend([to_server, to_host].map(|directions| cut(directions, late, true)));
         kinds.extend([to_server, to_host].map(|directions| cut(directions, late, false)));
@@ -100,7 +100,7 @@ fn of_link(schedule: &Schedule, client: usize) -> Vec<FaultKind> {
     kinds
 }
 
-/// What goes wrong at a server.
+/// The faults at a server.
 fn of_server(schedule: &Schedule) -> Vec<FaultKind> {
     let mut kinds: Vec<_> = about_the_grace(schedule).map(FaultKind::Pause).into();
     let crash = |loses_keys| FaultKind::Crash {
@@ -124,7 +124,7 @@ fn of_server(schedule: &Schedule) -> Vec<FaultKind> {
     kinds
 }
 
-/// What goes wrong with a service or a cluster.
+/// The faults of a service or a cluster.
 fn of_service(schedule: &Schedule) -> Vec<FaultKind> {
     let olds = [
         Old::Waits,

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{locked, text, write_schedule};
 
-/// A program, what may go wrong in it, and its run without a fault.
+/// A program, its possible faults, and its run without a fault.
 struct Program {
     scenario: Scenario,
     faults: Vec<Fault>,
@@ -36,7 +36,7 @@ struct Unit {
     fault: usize,
 }
 
-/// What came of one program so far. While singles are carried out pairs are counted.
+/// The result of one program so far. While singles are carried out pairs are counted.
 #[derive(Clone, Copy, Default, Serialize, Deserialize)]
 struct Count {
     singles: u64,
@@ -44,16 +44,16 @@ struct Count {
     violations: u64,
 }
 
-/// What has been done, as it is kept in the file of progress.
+/// The progress of a part, as it is kept in the file of progress.
 #[derive(Default, Serialize, Deserialize)]
 struct Progress {
-    /// What this is the progress of.
+    /// Names the part of the work that the progress belongs to.
     of: String,
-    /// So many units of this part are done.
+    /// The number of units of this part that are done.
     done: usize,
     counts: BTreeMap<String, Count>,
     seconds: f64,
-    /// What was reported, without its numbers.
+    /// The reports so far, without their numbers.
     reported: BTreeSet<String>,
 }
 
@@ -63,7 +63,7 @@ impl Progress {
     }
 }
 
-/// What is asked for.
+/// The settings of a run.
 struct Settings {
     pairs: bool,
     /// The number of this part, and how many there are.
@@ -73,7 +73,7 @@ struct Settings {
     only: String,
     /// End with the first violation.
     is_brief: bool,
-    /// End after so long.
+    /// End after this time.
     time: Duration,
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
     }
 }
 
-/// Carries out what is not done yet.
+/// Carries out the units that are not done yet.
 fn go_on(programs: &[Program], units: &[Unit], settings: &Settings, progress: &mut Progress) {
     let (began, before) = (Instant::now(), progress.seconds);
     let (mut told, mut since) = (Instant::now(), progress.done);
@@ -149,7 +149,7 @@ fn go_on(programs: &[Program], units: &[Unit], settings: &Settings, progress: &m
     }
 }
 
-/// So often it says how far it is.
+/// The time between two reports of its progress.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
 
 /// Each program, without a fault. There nothing may be wrong.
@@ -170,7 +170,7 @@ fn programs(only: &str) -> Vec<Program> {
     programs.collect()
 }
 
-/// Shows what happens in programs without a fault.
+/// Shows the runs of programs without a fault.
 fn show(programs: &[Program]) {
     for program in programs {
         let Scenario {
@@ -212,11 +212,11 @@ fn with_fault(schedule: &Schedule, report: &Report, step: usize, fault: Fault) -
     schedule
 }
 
-/// What a unit has shown.
+/// The result of a unit.
 #[derive(Default)]
 struct Shown {
     schedules: u64,
-    /// So many pairs begin with this single, which are not carried out.
+    /// The number of pairs that begin with this single and are not carried out.
     pairs: u64,
     wrong: Vec<(Schedule, Vec<String>)>,
 }

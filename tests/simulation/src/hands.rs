@@ -17,15 +17,15 @@ use crate::schedule::{Draw, Mode, Owning, Schedule, Step, Task, Verb};
 /// When the call of a step begins, if not after the step before it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Ahead {
-    /// What its task has then.
+    /// The guard or the call that its task still has then.
     pub of: Before,
-    /// So often the call is polled before anything else is done.
+    /// How often the call is polled before anything else is done.
     pub polls: u8,
-    /// So long between two of these polls.
+    /// The time between two of these polls.
     pub every: Duration,
 }
 
-/// What a task has when it begins a call ahead.
+/// The guard or the call that a task still has when it begins a call ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Before {
     /// The guard of the step before, which it gives back then.
@@ -57,7 +57,7 @@ impl<'a> Begun<'a> {
         }
     }
 
-    /// What it has brought.
+    /// The hold that the call brought.
     pub(crate) fn held(self) -> Option<Rc<Held>> {
         self.held
     }

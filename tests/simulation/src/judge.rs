@@ -1,4 +1,4 @@
-//! What must hold, whatever happens: the promises of the documents, looked at from outside.
+//! The promises of the documents, which hold whatever happens, looked at from outside.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,12 +22,12 @@ use crate::steps::{Place, Step};
 use crate::surplus::Surplus;
 use crate::task::Refusal;
 
-/// What a run has shown.
+/// The results of a run.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// What happened, a line each, with the time in milliseconds.
+    /// The events of the run, a line each, with the time in milliseconds.
     pub trace: Vec<String>,
-    /// What must not have happened.
+    /// Broken promises.
     pub violations: Vec<String>,
     /// How often each thing was seen.
     pub seen: BTreeMap<&'static str, u64>,
@@ -44,7 +44,7 @@ pub(crate) enum AnyGuard {
     Write(Guard<Write>),
     Several(Guard<Multi>),
     Permits(Guard<Permits>),
-    /// At a majority, with the name of the one who has it.
+    /// At a majority, with the name of its owner.
     Quorum(QuorumGuard, String),
 }
 
@@ -146,7 +146,7 @@ pub(crate) struct Held {
     pub(crate) lease: Cell<Option<Duration>>,
     /// The one that it may renew, for this guard or another that shares its hold.
     pub(crate) shared_lease: Cell<Option<Duration>>,
-    /// For so long it cannot be lost, if nothing goes wrong and its owner has nothing else there.
+    /// The time for which it cannot be lost, without faults and other holds of its owner there.
     pub(crate) lasts: Cell<Duration>,
     /// Of a semaphore's permits.
     share: Option<Share>,
@@ -193,7 +193,7 @@ pub(crate) fn counted<'a>(held: impl Iterator<Item = &'a Rc<Held>>) -> u64 {
     permits + u64::try_from(modes.len()).unwrap_or(u64::MAX)
 }
 
-/// What the documents do not promise under the faults of this run.
+/// The promises that the documents do not make under the faults of this run.
 #[derive(Clone, Copy, Debug)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -202,7 +202,7 @@ pub(crate) fn counted<'a>(held: impl Iterator<Item = &'a Rc<Held>>) -> u64 {
 pub(crate) struct Allows {
     /// A lock may have two holders for a while.
     pub(crate) two_in: bool,
-    /// The server may forget who holds a lock, and grants it to nobody else for so long.
+    /// The server may forget the holder of a lock, and meanwhile grants the lock to nobody else.
     pub(crate) lost_keys: bool,
     /// Tokens may go back: the clock was set back and the server started anew, or it was started
     /// twice in a short time.
@@ -214,7 +214,7 @@ pub(crate) struct Allows {
     /// A lease may end before its owner knows of the grant, which then asks again; or the time for
     /// a reply is not enough for the few times that a grant in doubt asks.
     pub(crate) asks_again: bool,
-    /// Holds may be asked about, beside what the watchdog renews.
+    /// Clients may ask about holds, beside the renewals of the watchdog.
     pub(crate) questions: bool,
 }
 
@@ -227,8 +227,8 @@ impl Allows {
         let crashes = kinds().filter(|kind| matches!(kind, FaultKind::Crash { .. }));
         let crashes = crashes.count();
         Self {
-            // Each server may forget what it was told, and one alone must not matter much; but two
-            // of them may, one after the other.
+            // Each server may forget its holds, and one alone must not matter much; but two of them
+            // may, one after the other.
             two_in: kinds().any(breaks),
             lost_keys: kinds().any(loses),
             old_tokens: crashes > 1 || crashes > 0 && kinds().any(sets_back),
@@ -258,7 +258,7 @@ pub(crate) struct Judge {
     held: RefCell<Vec<Rc<Held>>>,
     /// Of each lock the largest token of a guard that was there before.
     tokens: RefCell<BTreeMap<u8, u64>>,
-    /// Who was granted each token.
+    /// The owner that was granted each token.
     owners: RefCell<BTreeMap<u64, String>>,
     /// How many calls and guards an owner that several calls share has at a lock.
     asked: RefCell<BTreeMap<(String, u8), usize>>,
@@ -268,11 +268,11 @@ pub(crate) struct Judge {
     names: Cell<u64>,
     /// How many guards of kept locks there were.
     grants: Cell<u64>,
-    /// What each client was granted of each lock, in the order in which it asked.
+    /// The grants of each lock to each client, in the order in which it asked.
     orders: RefCell<BTreeMap<(usize, u8), Order>>,
-    /// The same of those who would keep it, on each client's terms.
+    /// The same for calls that would keep it, on each client's terms.
     kept_orders: RefCell<BTreeMap<Terms, Order>>,
-    /// So many commands that renew may have been sent.
+    /// The number of renewals that may have been sent.
     renewals: Cell<f64>,
     /// Which processes stand still, and since when.
     still: RefCell<BTreeMap<usize, Instant>>,
@@ -289,7 +289,7 @@ pub(crate) struct Judge {
     allows: Allows,
 }
 
-/// What a message needs beside the time that it is under way, at a server that is busy.
+/// The time that a busy server needs for a message, beside its time in flight.
 const MESSAGE_MIN: Duration = Duration::from_millis(50);
 
 /// More than there are.
@@ -317,10 +317,10 @@ pub(crate) fn limit_name(semaphore: u8) -> String {
     }
 }
 
-/// What servers have of an owner at a lock.
+/// An owner's hold of a lock, as the servers store it.
 pub(crate) struct Seen {
     pub(crate) is_up: bool,
-    /// All who hold it.
+    /// All holders.
     pub(crate) holders: Vec<String>,
     /// How often that owner does.
     pub(crate) count: u64,
@@ -375,7 +375,7 @@ impl Judge {
         *seen = seen.saturating_add(1);
     }
 
-    /// It was seen so often.
+    /// It was seen this often.
     pub(crate) fn count_all(&self, what: &'static str, times: u64) {
         if times > 0 {
             let mut report = self.report.borrow_mut();
@@ -442,7 +442,7 @@ impl Judge {
         let stood = since.map(|since| since.elapsed()).unwrap_or_default();
         *self.stood.borrow_mut().entry(client).or_default() += stood;
         self.went_on.set(Some(Instant::now()));
-        // What has happened meanwhile it can only learn from now on.
+        // The process learns only from now on of all that happened meanwhile.
         if let Some(service) = &self.service {
             service.goes_on(client);
         }
@@ -543,12 +543,12 @@ impl Judge {
         let mut orders = self.kept_orders.borrow_mut();
         let entry = orders.get_mut(&terms).and_then(|of| of.get_mut(place));
         if let Some(entry) = entry {
-            // Those who share a hold have one token.
+            // Guards that share a hold have one token.
             *entry = Some(number);
         }
     }
 
-    /// It is one that is kept idle for so long, and then must go back.
+    /// It is a lock that is kept idle for this time, and then must go back.
     pub(crate) fn is_kept(&self, held: &Held, idle: Duration) {
         held.is_kept.set(true);
         self.surplus.is_kept(&held.owner, idle);
@@ -599,7 +599,7 @@ impl Judge {
         held.lease.get().is_some() || are_all
     }
 
-    /// What goes wrong is not enough to lose a guard.
+    /// The faults of this run are too few to lose a guard.
     pub(crate) fn must_be_held(&self, held: &Held, guard: &AnyGuard) {
         if let Some(lease) = held.lease.get().or(held.shared_lease.get()) {
             let rounds = held.since.elapsed().as_secs_f64() * 3.0 / lease.as_secs_f64();
@@ -717,7 +717,7 @@ impl Judge {
         self.held
             .borrow_mut()
             .retain(|other| !Rc::ptr_eq(other, held));
-        // From now on its RELEASE may end what a failover has left.
+        // From now on its RELEASE may end a hold that a failover has left.
         if let Some(at) = self.entered_again.borrow_mut().get_mut(&held.owner) {
             *at = Instant::now();
         }
@@ -731,7 +731,7 @@ impl Judge {
         self.look();
     }
 
-    /// What there is of an owner where this lock is decided about, unless that is a majority.
+    /// An owner's hold at the server that decides about this lock; none if that is a majority.
     fn seen(&self, lock: u8, owner: &str) -> Option<Seen> {
         let name = name(lock);
         if let Some(nodes) = &self.nodes {
@@ -751,9 +751,9 @@ impl Judge {
 
     /// Whether a guard may have been lost by a failover without knowing it yet.
     ///
-    /// Of a hold that was entered again a failover may lose the second entry alone. What gives that
-    /// back then ends the first too, and its guard hears of that by the answer, or, if that is
-    /// lost, when it is renewed.
+    /// A failover may lose the second entry alone of a hold that was entered twice. The release of
+    /// the second entry then ends the first too. The first entry's guard hears of that by the reply
+    /// or, if the reply is lost, when it is renewed.
     fn is_excused(&self, held: &Held) -> bool {
         let again = self.entered_again.borrow();
         let since = again.get(&held.owner).map(Instant::elapsed);
@@ -769,7 +769,7 @@ impl Judge {
             || nodes.is_some_and(|nodes| nodes.has_lost())
     }
 
-    /// The server must have nothing that nobody needs, and what is needed must last.
+    /// The server must have nothing that nobody needs, and a hold with a guard must last.
     fn look_for_more_and_less(&self) {
         let held = self.held.borrow().clone();
         let has_others = |owner: &str| self.asked.borrow().keys().any(|(name, _)| name == owner);
@@ -860,7 +860,7 @@ impl Judge {
 
     // --- Commands that are run under locks -------------------------------------------------------
 
-    /// A server runs one. Whoever it is run for must hold the lock, and it is run once.
+    /// A server runs a command. Its owner must hold the lock, and the command runs only once.
     pub(crate) fn runs(&self, guarded: &Guarded) {
         let Guarded {
             name,
@@ -891,8 +891,8 @@ impl Judge {
 
     // --- Permits ---------------------------------------------------------------------------------
 
-    /// What is wrong with the permits of those who say that they have some, and with those that are
-    /// out at servers.
+    /// Checks the permits of the guards that say that they hold some, and the permits that are out
+    /// at servers.
     fn look_at_permits(&self, held: &[Rc<Held>]) -> Vec<String> {
         let is_seen = |held: &&Rc<Held>| {
             held.has_grace && !self.is_excused(held) && held.says_held().is_some()

@@ -23,7 +23,7 @@ pub(crate) fn add(schedule: &mut Schedule, seed: u64) {
 }
 
 impl Draw {
-    /// What may be kept idle for so long: most calls of a run say the same.
+    /// The idle time of kept locks: most calls of a run say the same.
     fn idle(&mut self) -> Duration {
         self.ms(&[1, 50, 300, 1_000, 5_000, 60_000])
     }
@@ -72,11 +72,12 @@ impl Draw {
         schedule.faults.sort_by_key(|fault| fault.at);
     }
 
-    /// Half of the steps of a run with a bit of everything keep what they take, if that is one
-    /// plain lock.
+    /// Half of the steps of a run with a bit of everything keep their lock, if it is one plain
+    /// lock.
     fn keep_some(&mut self, schedule: &mut Schedule) {
         let idle = self.idle();
-        // Another's inside what it holds as its own would wait for itself.
+        // A kept step has an owner of its own: inside a hold of its task's owner it would wait for
+        // that hold.
         let tasks = schedule.tasks.iter_mut();
         for task in tasks.filter(|task| task.owner == Owning::Call) {
             self.keep_of(&mut task.steps, idle);

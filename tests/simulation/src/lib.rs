@@ -1,6 +1,6 @@
 //! The real client against the real core, in one process, under a clock that stands still while
-//! there is something to do. A seed decides everything: what clients do, what goes wrong, how long
-//! each message is under way. Same seed, same trace.
+//! there is something to do. A seed decides everything: the clients' calls, the faults, and how
+//! long each message is in flight. Same seed, same trace.
 
 #![allow(
     clippy::arithmetic_side_effects,

@@ -1,5 +1,5 @@
-//! Which limits may have counted at a semaphore, by what those who set them were told, and what
-//! follows from them.
+//! The limits that may have counted at a semaphore, by the replies to those who set them, and the
+//! consequences.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::permits::Asked;
 use crate::schedule::{FaultKind, Schedule, Step};
 use crate::stops::steps;
 
-/// The limits that were set for all, of each semaphore, and who waits there.
+/// The limits that were set for all, of each semaphore, and the calls that wait there.
 pub(crate) struct Limits {
     set: RefCell<BTreeMap<u8, Vec<Set>>>,
     /// Whether a server may come to have an earlier one again.
@@ -27,9 +27,9 @@ pub(crate) struct Limits {
     /// Calls that wait, by number.
     waits: RefCell<BTreeMap<u64, Wait>>,
     last: Cell<u64>,
-    /// Since when all who wait would find room, at each semaphore.
+    /// Since when all waiters would find room, at each semaphore.
     fit_since: RefCell<BTreeMap<u8, Instant>>,
-    /// For so long a call may not know that it was granted what it waits for.
+    /// A grant may take this long to reach the call that waits for it.
     unheard: Duration,
 }
 
@@ -49,7 +49,7 @@ struct Set {
 pub(crate) struct Share {
     pub(crate) lock: u8,
     pub(crate) permits: u32,
-    /// No more than so many may have been out when these were granted, these among them.
+    /// The most permits that may have been out when these were granted, these among them.
     pub(crate) limit: u32,
     pub(crate) token: u64,
 }
@@ -164,7 +164,7 @@ impl Limits {
         all.iter().filter(counts).map(|set| set.limit).collect()
     }
 
-    /// What counts at first.
+    /// The limit in force at first: none.
     fn none(&self) -> Set {
         Set {
             limit: None,
@@ -199,7 +199,7 @@ impl Limits {
         Waiting { limits, number }
     }
 
-    /// Where there is room for all who wait, they do not wait.
+    /// Where there is room for all waiters, they do not wait.
     pub(crate) fn nobody_waits_for_free_ones(&self, lock: u8, out: u64) -> Option<String> {
         let waits = self.waits.borrow();
         let here = || waits.values().filter(|wait| wait.lock == lock);
@@ -231,7 +231,7 @@ impl Set {
     }
 }
 
-/// No permits were granted beside so many others that there were more than the limit.
+/// No grant took the permits that are out above its limit.
 pub(crate) fn are_kept(shares: &[Share], has_order: bool) -> Vec<String> {
     let mut wrong = Vec::new();
     for own in shares {
@@ -259,5 +259,5 @@ pub(crate) fn are_kept(shares: &[Share], has_order: bool) -> Vec<String> {
     wrong
 }
 
-/// How far timers are off, and how late a busy server does what it has to do.
+/// Timers may be off by this much, and a busy server may act this late.
 const UNHEARD: Duration = Duration::from_millis(300);

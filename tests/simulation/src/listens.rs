@@ -1,8 +1,8 @@
-//! Guards that listen whether what they hold is wanted, and what they must hear and must not.
+//! Guards that listen whether their locks are wanted, and when they must be told and must not.
 //!
-//! `wanted()` must end in time if somebody waits whom the guard keeps out, or was refused because
-//! of it, and must not end if nobody has asked since. Where something goes wrong it may take long,
-//! but must end when all is right again.
+//! `wanted()` must end in time if the guard keeps out a new waiter, or made the server refuse a
+//! call, and must not end if nobody has asked since. After a fault it may take long, but must end
+//! when all is right again.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -22,9 +22,9 @@ use crate::surplus::is_over_at;
 /// How a guard listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listens {
-    /// None to wait for word; else it looks so often and does not wait.
+    /// None to wait until it is told; else it looks this often and does not wait.
     pub every: Option<Duration>,
-    /// So many times it is told and goes on.
+    /// How often it is told and goes on.
     pub ignores: u8,
     /// It listens for no longer.
     pub longest: Duration,
@@ -128,7 +128,7 @@ impl Draw {
             end: self.end(),
         };
         if owner != Owning::Call && matches!(step.verb, Verb::Lock) {
-            // Two tasks of one owner may each hold what the other waits for.
+            // Two tasks of one owner may each hold the lock that the other waits for.
             step.verb = Verb::Within(Duration::from_secs(5));
         }
         self.let_it_listen(&mut step, listens);
@@ -205,7 +205,7 @@ impl Draw {
 
 // --- What must be heard --------------------------------------------------------------------------
 
-/// Who asks for what, and who listens.
+/// The calls that ask for locks, and the guards that listen.
 pub(crate) struct Listening {
     calls: RefCell<BTreeMap<u64, Call>>,
     listeners: RefCell<BTreeMap<u64, Listener>>,
@@ -235,7 +235,7 @@ struct Call {
     is_own: bool,
     begun: Instant,
     ended: Option<Instant>,
-    /// Who it was granted to.
+    /// The owner that it was granted to; none while it waits.
     owner: Option<String>,
 }
 
@@ -365,7 +365,7 @@ impl Listening {
         }
     }
 
-    /// It was refused: those who have kept it out hear of it.
+    /// It was refused: the guards that have kept it out hear of it.
     pub(crate) fn is_refused(&self, call: &Asking) {
         let now = Instant::now();
         let mut calls = self.calls.borrow_mut();
@@ -417,7 +417,8 @@ impl Listening {
         Hearing { listening, number }
     }
 
-    /// It was told. What is wrong with that.
+    /// The guard was told that its lock is wanted. Returns a violation if no call can have caused
+    /// it.
     pub(crate) fn is_told(&self, listens: &Hearing) -> Option<String> {
         let mut listeners = self.listeners.borrow_mut();
         let listener = listeners.get_mut(&listens.number)?;
@@ -431,7 +432,7 @@ impl Listening {
             let is_other = call.owner.as_deref() != Some(&*listener.held.owner);
             let heard = call.ended.is_none_or(|ended| ended + self.unheard >= from);
             let locks = &listener.held.locks;
-            // What was told of a writer may be heard by the reader that it has become.
+            // A notification for a writer may be heard by the reader that it has become.
             is_other && heard && call.conflicts(locks, Mode::Plain)
         };
         let has_asked = self.calls.borrow().values().any(has_asked);
@@ -456,8 +457,8 @@ impl Listening {
             && !self.calls.borrow().values().any(waits)
     }
 
-    /// What is wrong now. These processes stand still, and all of those that have gone on had done
-    /// so by then.
+    /// Returns the guards that were not told in time. Processes for which `still` is true stand
+    /// still, and `went_on` is when the last of the others went on.
     pub(crate) fn look(
         &self,
         still: impl Fn(usize) -> bool,
@@ -478,7 +479,8 @@ impl Listening {
                 (SETTLED, self.quiet_from)
             };
             let from = listener.since.max(quiet).max(went_on.unwrap_or(self.begun));
-            // Who asks for permits may have them beside the guard, and wait for an acknowledgement.
+            // A call for permits may get them beside the guard, and then wait for an
+            // acknowledgement.
             let longest = |call: &Call| match call.mode {
                 Mode::Permits => SETTLED,
                 _ => longest,
@@ -504,11 +506,11 @@ impl Listening {
     }
 }
 
-/// How far timers are off, and how late a busy server does what it has to do.
+/// Timers may be off by this much, and a busy server may act this late.
 const UNHEARD: Duration = Duration::from_millis(300);
 
-/// Whoever waits for a majority tries again in this time.
+/// A call that waits for a majority tries again in this time.
 const QUORUM_PAUSE: Duration = Duration::from_millis(500);
 
-/// In this time clients have found each other again, and know what they hold.
+/// In this time clients have found each other again, and know their holds.
 const SETTLED: Duration = Duration::from_secs(60);

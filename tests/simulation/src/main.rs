@@ -1,6 +1,7 @@
-//! `make simulate`: runs schedules that follow from seeds, for so many seconds (`SECONDS=`), from
-//! one on (`FROM=`), all or those with a `cluster` or `sentinels` (`ONLY=`); or one of them with
-//! all that happens, from its seed (`SEED=`) or from the file in which it was kept (`FILE=`).
+//! `make simulate`: runs schedules that follow from seeds, for a number of seconds (`SECONDS=`),
+//! from one seed on (`FROM=`), all or those with a `cluster` or `sentinels` (`ONLY=`); or one of
+//! them with all that happens, from its seed (`SEED=`) or from the file in which it was kept
+//! (`FILE=`).
 
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 #![allow(
@@ -83,7 +84,7 @@ fn is_right(schedule: &Schedule) -> bool {
     report.violations.is_empty()
 }
 
-/// What runs have shown together.
+/// The results of all runs together.
 #[derive(Default)]
 struct Totals {
     runs: u32,

@@ -1,4 +1,4 @@
-//! Slots of a cluster that move key by key, while what is in them is held, waited for and renewed.
+//! Slots of a cluster that move key by key, while their locks are held, waited for and renewed.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use crate::schedule::{Fault, FaultKind, Schedule, Step};
 /// How a slot moves key by key.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct ByKeys {
-    /// So long before the first key and after the last.
+    /// The time before the first key and after the last.
     pub stays: Duration,
-    /// So long between two keys.
+    /// The time between two keys.
     pub every: Duration,
     /// Which of the keys that are left goes next.
     pub order: usize,
-    /// So long between word to one node that the slot has moved, and to the next.
+    /// The time between word to one node that the slot has moved, and to the next.
     pub apart: Duration,
     /// Whether the node that the slot leaves hears of that before the one that gets it.
     pub source_first: bool,
@@ -92,7 +92,7 @@ fn tag_one(lock: &mut u8) {
     }
 }
 
-/// What is to meet moves begins no later.
+/// Tasks that shall meet a move of a slot begin no later.
 const EARLY: Duration = Duration::from_secs(5);
 
 struct Draw(fastrand::Rng);

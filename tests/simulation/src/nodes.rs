@@ -1,4 +1,4 @@
-//! A cluster, each of whose nodes has a replica or two: what goes wrong there, and how.
+//! A cluster whose nodes have a replica or two each: its faults, and how they come about.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ pub struct Clustered {
     pub nodes: usize,
     /// The longest time that a write is under way to a replica.
     pub lag: Duration,
-    /// The same of a second replica of each node, if there is one.
+    /// The same for a second replica of each node, if it has two.
     #[serde(default)]
     pub second: Option<Duration>,
 }
@@ -40,12 +40,12 @@ pub(crate) struct Nodes {
     moves: RefCell<Vec<usize>>,
     /// When a node was last replaced that may have had more than its replica.
     lost: Cell<Option<Instant>>,
-    /// So many nodes were replaced, and go on without knowing it.
+    /// The number of nodes that were replaced, and go on without knowing it.
     former_go_on: Cell<usize>,
     /// Whether a replica took a node's place that had less than another.
     has_overtaken: Cell<bool>,
     /// Whether a slot moved from or to a node that was being replaced: replicas of the one have
-    /// acknowledged what those of the other have not heard of.
+    /// acknowledged writes that replicas of the other have not heard of.
     has_moved_meanwhile: Cell<bool>,
     /// Until when each client that has stood still did.
     stood: RefCell<BTreeMap<usize, Instant>>,
@@ -98,7 +98,7 @@ impl Nodes {
         (0..self.count).map(|node| format!("redis://{}", server_address(node)))
     }
 
-    /// What the nodes have of this owner at this lock.
+    /// This owner's hold of this lock, as its node stores it.
     pub(crate) fn seen(&self, name: &str, owner: &str) -> Seen {
         Seen {
             is_up: self.cluster.is_up(name),
@@ -107,9 +107,9 @@ impl Nodes {
         }
     }
 
-    /// Whether a guard of this client may yet count on what was lost with a node, and does not know
-    /// of it: what a replica has acknowledged is not lost, unless another took the place that had
-    /// less. While a former node goes on, nothing tells its clients that it was replaced.
+    /// Whether a guard of this client may still count on a hold that was lost with a node, without
+    /// knowing it. Holds that a replica acknowledged are not lost, unless another replica with less
+    /// took the place. While a former node goes on, nothing tells its clients that it was replaced.
     pub(crate) fn excuses(&self, client: usize, given_back: Option<Duration>) -> bool {
         let Some((lost, setup)) = self.lost.get().zip(self.clients.get(client)) else {
             return false;
@@ -152,8 +152,8 @@ impl Nodes {
 
     /// The same key by key: how many have gone so. None if it does not move.
     ///
-    /// Not while one of the two nodes is replaced: what a replica knows of a slot on its way is
-    /// another matter in each version of the servers, and what has gone ahead could be lost.
+    /// Not while one of the two nodes is replaced: a replica's knowledge of a moving slot differs
+    /// between versions of the servers, and keys that went ahead could be lost.
     pub(crate) async fn move_by_keys(&self, name: &str, to: usize, how: ByKeys) -> Option<u64> {
         let from = self.cluster.node_of(name);
         let others: Vec<_> = (0..self.count).filter(|node| *node != from).collect();
@@ -257,7 +257,7 @@ impl Nodes {
             Old::StandsStill => {
                 sleep(failover.lasts).await;
                 old.resume();
-                // What waits there may be granted now.
+                // Callers that wait there may be granted now.
                 self.lost.set(Some(Instant::now()));
                 sleep(failover.wakes).await;
                 become_replica(&old, new);
@@ -271,7 +271,7 @@ impl Nodes {
     }
 }
 
-/// So often a step of a move is tried again, while a node is away.
+/// The time between two tries of a step of a move, while a node is away.
 const TRIED_AGAIN: Duration = Duration::from_millis(50);
 
 /// How far timers are off.

@@ -1,4 +1,5 @@
-//! Permits in schedules: who asks for how many, and limits that are set while others hold and wait.
+//! Permits in schedules: how many each call asks for, and limits that are set while others hold and
+//! wait.
 
 use std::time::Duration;
 
@@ -11,12 +12,12 @@ use crate::schedule::{
 };
 use crate::stops;
 
-/// What is asked for of a semaphore.
+/// A request for permits of a semaphore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
-    /// So many permits.
+    /// The number of permits.
     pub permits: u32,
-    /// No more than so many may be out; none for as many as are set for all.
+    /// The most permits that may be out; none for the limit that is set for all.
     pub limit: Option<u32>,
 }
 
@@ -62,7 +63,7 @@ pub(crate) fn add(schedule: &mut Schedule, seed: u64) {
     }
 }
 
-/// What is drawn for all calls of a run.
+/// The draws that all calls of a run share.
 struct Plan {
     /// The limit that most name.
     limit: u32,
@@ -70,7 +71,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// So many may always be had of this one, whatever is set.
+    /// The permits of this semaphore that can always be had, whatever limit is set.
     fn least(&self, lock: u8) -> u32 {
         let set = self.limits.iter().filter(|set| set.lock == lock);
         let least = set.filter_map(|set| set.limit).min();

@@ -64,16 +64,16 @@ struct Process {
     stops: u32,
 }
 
-/// So often the judge looks at all guards.
+/// The time between two looks of the judge at all guards.
 const LOOK_EVERY: Duration = Duration::from_millis(97);
 
-/// After so long a process tries to connect again.
+/// The time after which a process tries to connect again.
 const CONNECT_AGAIN: Duration = Duration::from_secs(3);
 
-/// When everything is mended, so long calls may yet take, and what is left behind may yet be there.
+/// After the last repair calls may go on for this long, and leftovers may stay this long.
 const SETTLE: Duration = Duration::from_secs(600);
 
-/// Those of the two.
+/// The directions that are set.
 fn directions(to_server: bool, to_host: bool) -> impl Iterator<Item = Direction> {
     let to_server = to_server.then_some(Direction::ToServer);
     to_server
@@ -474,7 +474,7 @@ impl World {
         }
     }
 
-    /// Somebody ends what is held.
+    /// Somebody ends holds.
     fn fault_of_keys(&self, server: &Server, kind: FaultKind) {
         match kind {
             FaultKind::Break(lock) => {
@@ -493,7 +493,7 @@ impl World {
         }
     }
 
-    /// What goes wrong with a service or a cluster.
+    /// A fault of a service or a cluster.
     async fn fault_of_service(&self, number: usize, kind: FaultKind) {
         match kind {
             FaultKind::Failover(failover) => {
@@ -538,7 +538,7 @@ impl World {
         }
     }
 
-    /// What goes wrong with connections to the server there.
+    /// A fault of connections to the server there.
     async fn fault_of_connections(&self, at: &str, kind: FaultKind) {
         match kind {
             FaultKind::CutOne {
@@ -595,7 +595,7 @@ impl World {
         clients.get(client).map(|process| process.host.clone())
     }
 
-    /// What happens to a process.
+    /// A fault of a process.
     fn stop(self: &Rc<Self>, client: usize, kind: StopKind) {
         let (lasts, dies) = match kind {
             StopKind::Drop => return self.judge.count("dropped at a poll"),
@@ -648,7 +648,7 @@ impl World {
 
     // --- The end ---------------------------------------------------------------------------------
 
-    /// Every call ends, if what was wrong is mended.
+    /// Every call ends, once all faults are mended.
     async fn all_end(&self, tasks: Vec<JoinHandle<()>>) {
         let last = self.schedule.faults.iter().map(|fault| fault.at);
         let last = last.max().unwrap_or_default();
@@ -728,7 +728,7 @@ impl World {
         self.take_limits_away();
         // The last message is under way.
         sleep(Duration::from_secs(1)).await;
-        // What a dead process held ends with its lease, and so does what a lost reply has left.
+        // The holds of a dead process end with their lease, and so do those left by a lost reply.
         let begun = Instant::now();
         let at_once = !self.schedule.has_faults() && !self.schedule.may_leave();
         let left = || {
@@ -810,19 +810,19 @@ impl World {
     }
 }
 
-/// A client's shutdown waits for what it can still do, within these times.
+/// A client's shutdown waits within these times for the work that it can still do.
 const SHUTDOWN_MAX: Duration = Duration::from_secs(60);
 
 /// The longest lease, a lock entered more than once included.
 const LEFT_MAX: Duration = Duration::from_secs(100);
 
-/// What a session was told last, and has not fetched, keeps it for its grace.
+/// Events that a session has not fetched keep it for its grace.
 const GRACE_MAX: Duration = Duration::from_secs(6);
 
-/// So often a client tries to connect in a second at most: calls that wait for the command
-/// connection follow each other every 50 ms at most.
+/// A client's tries to connect in a second, at most: calls that wait for the command connection
+/// follow each other every 50 ms at most.
 const DIALS_MAX: u64 = 25;
 
-/// So many commands a client sends in a second at most, beside those for its calls: a call of
-/// EVENTS goes out some 20 times in a grace.
+/// A client's commands in a second, at most, beside those for its calls: a call of EVENTS goes out
+/// some 20 times in a grace.
 const COMMANDS_MAX: u64 = 60;

@@ -1,4 +1,4 @@
-//! Small programs, of which each is tried with every fault at every step.
+//! Small programs. Each is tried with every fault at every step.
 //!
 //! Each is a schedule that is written down and not drawn: one or two processes, one or two locks,
 //! and about a dozen messages. Nothing goes wrong in most of them by themselves.
@@ -18,7 +18,7 @@ use crate::sentinels::{Failover, Old, Watched};
 pub struct Scenario {
     /// How it is called.
     pub name: &'static str,
-    /// What happens in it, if nothing goes wrong.
+    /// The course of the program without a fault.
     pub story: &'static str,
     /// The program.
     pub schedule: Schedule,
@@ -344,7 +344,7 @@ fn at(ms: u64) -> Duration {
 
 fn scenario<const N: usize>(name: &'static str, story: &'static str, tasks: [Task; N]) -> Scenario {
     let count = tasks.iter().map(|task| task.client).max().unwrap_or(0) + 1;
-    // Short beside each other: who stands still for two graces has lost session and lease.
+    // Short beside each other: a client that stands still for two graces loses session and lease.
     let client = Client {
         grace: Duration::from_secs(2),
         lease: Duration::from_secs(3),
@@ -380,7 +380,7 @@ fn scenario<const N: usize>(name: &'static str, story: &'static str, tasks: [Tas
     }
 }
 
-/// A task of this client that begins after so many milliseconds.
+/// A task of this client that begins after `ms` milliseconds.
 fn on<const N: usize>(client: usize, ms: u64, steps: [Step; N]) -> Task {
     Task {
         client,

@@ -1,5 +1,5 @@
-//! What happens in a run: who does what, and what goes wrong when. It follows from a seed, and can
-//! be made shorter by leaving parts of it out.
+//! The actions of clients in a run, and its faults with their times. It follows from a seed, and
+//! can be made shorter by leaving parts of it out.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::stops::{self, Stop};
 /// A run, as planned.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Schedule {
-    /// Decides what is left to chance while it runs.
+    /// Seeds the random choices that are made while it runs.
     pub seed: u64,
     /// The longest time a message is under way.
     pub latency: Duration,
@@ -35,18 +35,18 @@ pub struct Schedule {
     pub grant_delay: Duration,
     /// The processes.
     pub clients: Vec<Client>,
-    /// What they do.
+    /// Their tasks.
     pub tasks: Vec<Task>,
     /// The limits of semaphores that they set.
     #[serde(default)]
     pub limits: Vec<SetLimit>,
-    /// What goes wrong.
+    /// The faults.
     pub faults: Vec<Fault>,
     /// Whether the servers have much else to do: see `Server::make_busy`.
     #[serde(default)]
     pub is_busy: bool,
-    /// So long after its tasks have ended a run rests, whatever goes wrong in it, and then until
-    /// nobody holds anything or waits. None if the judges say for how long, as far as they need it.
+    /// After the end of its tasks a run rests for this time, even with faults in it, and then until
+    /// nobody holds or waits. None if the judges say for how long, as far as they need it.
     #[serde(default)]
     pub rests: Option<Duration>,
 }
@@ -63,7 +63,7 @@ pub struct Client {
     /// As `ClientBuilder::acknowledged_by`.
     #[serde(default)]
     pub acknowledged: Option<Duration>,
-    /// By so many replicas.
+    /// The number of replicas.
     #[serde(default = "one")]
     pub copies: u32,
 }
@@ -75,13 +75,13 @@ pub struct Task {
     pub client: usize,
     /// When it begins.
     pub at: Duration,
-    /// Whose calls they are.
+    /// The owner of its calls.
     pub owner: Owning,
-    /// What it does.
+    /// Its steps.
     pub steps: Vec<Step>,
 }
 
-/// Whose a task's calls are.
+/// The owner of a task's calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Owning {
     /// Each call is an owner of its own.
@@ -104,8 +104,8 @@ pub struct Step {
     /// How many permits, of a semaphore.
     #[serde(default)]
     pub asked: Option<Asked>,
-    /// For so long it is kept for its next use: a plain lock. Whatever its task's owner is, the
-    /// call is one of its own.
+    /// How long it is kept for its next use: a plain lock. Whatever its task's owner is, the call
+    /// is one of its own.
     #[serde(default)]
     pub kept: Option<Duration>,
     /// By which verb.
@@ -114,10 +114,10 @@ pub struct Step {
     pub lease: Option<Duration>,
     /// After this the call is dropped, if it has not ended.
     pub drop_after: Option<Duration>,
-    /// The call is dropped when it is woken so often, before it sees by what.
+    /// The call is dropped when it is woken this often, before it sees why.
     #[serde(default)]
     pub drop_when_woken: Option<u8>,
-    /// What happens in the midst of one of its calls.
+    /// A fault in the midst of one of its calls.
     #[serde(default)]
     pub stop: Option<Stop>,
     /// Whether its call begins before the step before it is over.
@@ -125,13 +125,13 @@ pub struct Step {
     pub ahead: Option<Ahead>,
     /// How long it is held.
     pub hold: Duration,
-    /// What is done meanwhile, with the same owner.
+    /// The steps done meanwhile, with the same owner.
     pub inside: Vec<Step>,
     /// Whether it is renewed by hand half way.
     pub renews: bool,
     /// Whether a writer becomes a reader half way.
     pub downgrades: bool,
-    /// So many commands are run under it half way.
+    /// The number of commands that are run under it half way.
     #[serde(default)]
     pub calls: u8,
     /// Whether it is held for as long as nobody else wants it.
@@ -186,7 +186,7 @@ pub enum Verb {
 pub enum End {
     /// `unlock()`, waited for.
     Unlock,
-    /// `unlock()`, dropped at once: what it began goes on.
+    /// `unlock()`, dropped at once: the release that it began goes on.
     UnlockUnheard,
     /// Dropped.
     Drop,
@@ -197,7 +197,7 @@ pub enum End {
 pub struct Fault {
     /// When.
     pub at: Duration,
-    /// What.
+    /// The fault.
     pub kind: FaultKind,
     /// At which server, of several.
     pub server: usize,
@@ -206,16 +206,16 @@ pub struct Fault {
     pub step: Option<usize>,
 }
 
-/// What goes wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum FaultKind {
-    /// Nothing gets through from this client to the server for so long, or back, or neither.
+    /// Nothing gets through from this client to the server for a time, or back, or neither.
     Cut {
         /// Which client.
         client: usize,
-        /// Whether what it sends is held up.
+        /// Whether messages to the server are held up.
         to_server: bool,
-        /// Whether what it is sent is held up.
+        /// Whether messages to the client are held up.
         to_host: bool,
         /// For how long.
         lasts: Duration,
@@ -226,14 +226,14 @@ pub enum FaultKind {
         client: usize,
         /// Which of its connections.
         connection: usize,
-        /// Whether what it sends is held up.
+        /// Whether messages to the server are held up.
         to_server: bool,
-        /// Whether what it is sent is held up.
+        /// Whether messages to the client are held up.
         to_host: bool,
         /// For how long.
         lasts: Duration,
-        /// Whether what was held up arrives then; otherwise the connection has ended, and it is
-        /// lost.
+        /// Whether messages that were held up arrive then; otherwise the connection has ended, and
+        /// they are lost.
         #[serde(default = "yes")]
         arrives: bool,
     },
@@ -264,16 +264,16 @@ pub enum FaultKind {
         /// For how long.
         lasts: Duration,
     },
-    /// The server stands still for so long.
+    /// The server stands still for this time.
     Pause(Duration),
-    /// The server dies and is started again after so long.
+    /// The server dies and is started again after a time.
     Crash {
         /// For how long it is down.
         lasts: Duration,
         /// Whether it starts empty.
         loses_keys: bool,
     },
-    /// The server's wall clock is set by so many milliseconds.
+    /// The server's wall clock is set forwards (or back) by this many milliseconds.
     StepClock(i64),
     /// Somebody deletes this lock.
     Delete(u8),
@@ -317,7 +317,7 @@ impl FaultKind {
             Self::StepClock(by) => *by > 0,
             Self::Delete(_) | Self::Break(_) | Self::Flush => true,
             Self::Crash { loses_keys, .. } => *loses_keys && grant_delay.is_zero(),
-            // What those may break for how long that the service knows of, it says itself.
+            // The service itself says which promises these may break, and for how long.
             Self::DropCall
             | Self::Cut { .. }
             | Self::CutOne { .. }
@@ -354,9 +354,9 @@ impl Schedule {
         schedule
     }
 
-    /// Whether what goes wrong is so little that no guard is lost by it which is renewed: all
-    /// silences together are shorter than nine tenths of each grace less 100 ms, and leave time to
-    /// renew each lease. A connection that ends costs no more than the pause before the next.
+    /// Whether the faults are too few to lose a guard that is renewed: all silences together are
+    /// shorter than nine tenths of each grace less 100 ms, and leave time to renew each lease. A
+    /// connection that ends costs no more than the pause before the next.
     pub fn is_calm(&self) -> bool {
         let cost = |fault: &Fault| match fault.kind {
             FaultKind::Cut { lasts, .. }
@@ -398,7 +398,7 @@ impl Schedule {
         watched.or_else(clustered).unwrap_or_default()
     }
 
-    /// Whether a guard may be lost while its lease lasts at the server, and what it had cannot be
+    /// Whether a guard may be lost while its lease lasts at the server, and its entry cannot be
     /// given back: the owner's other guards have the longer lease, and the release could take
     /// theirs.
     pub fn may_leave(&self) -> bool {
@@ -486,8 +486,8 @@ impl Schedule {
         of.min().unwrap_or(Duration::MAX)
     }
 
-    /// Whether owners may come to wait for each other unseen: through several nodes, of which none
-    /// sees it; or since a hold has ended of one of several locks that its owner waits for.
+    /// Whether owners may come to wait for each other unseen: through several nodes, none of which
+    /// sees it; or after the end of a hold of one of several locks that its owner waits for.
     fn may_close_circles(&self) -> bool {
         fn take_several(steps: &[Step]) -> bool {
             let mut steps = steps.iter();
@@ -850,7 +850,7 @@ impl Draw {
         }
     }
 
-    /// What a guard outlives, see [`Schedule::is_calm`].
+    /// A fault that a guard outlives, see [`Schedule::is_calm`].
     fn calm(&mut self, clients: usize) -> FaultKind {
         let (client, connection) = (self.0.usize(0..clients), self.0.usize(0..2));
         let lasts = self.time(4_000);

@@ -1,4 +1,4 @@
-//! A primary and its replica, which sentinels watch: what goes wrong there, and how.
+//! A primary and its replica, watched by sentinels: the faults there, and how they come about.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::schedule::{self, FaultKind, Schedule};
 
-/// What the sentinels call the two servers.
+/// The name of the service at the sentinels.
 pub(crate) const SERVICE: &str = "orders";
 
 /// Servers that sentinels watch.
@@ -22,10 +22,10 @@ pub struct Watched {
     pub sentinels: usize,
     /// The longest time that a write is under way to the replica.
     pub lag: Duration,
-    /// Whether clients may not subscribe to what they tell.
+    /// Whether clients may not subscribe to the sentinels' messages.
     #[serde(default)]
     pub are_mute: bool,
-    /// The same as `lag` of a second replica, if there is one.
+    /// The same as `lag` for a second replica, if the primary has one.
     #[serde(default)]
     pub second: Option<Duration>,
 }
@@ -33,15 +33,15 @@ pub struct Watched {
 /// The replica becomes the primary.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Failover {
-    /// What becomes of the old primary.
+    /// The fate of the old primary.
     pub old: Old,
-    /// For so long before the promotion nothing has got to the replica.
+    /// The time before the promotion in which nothing has got to the replica.
     pub tail: Duration,
-    /// For so long after it the old primary goes on alone, is dead, or stands still.
+    /// The time after it in which the old primary goes on alone, is dead, or stands still.
     pub lasts: Duration,
-    /// For so long after that it takes itself for a primary.
+    /// The time after that in which it takes itself for a primary.
     pub wakes: Duration,
-    /// The last sentinel hears of it so long after the first.
+    /// The time from the first sentinel that hears of it to the last.
     pub spread: Duration,
     /// The one that hears of it first.
     pub first: usize,
@@ -50,7 +50,7 @@ pub struct Failover {
     pub to: usize,
 }
 
-/// What becomes of a primary in a failover.
+/// The fate of a primary in a failover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Old {
     /// By order, as `FAILOVER`: nothing is written until the replica has all. Clients keep their
@@ -66,18 +66,18 @@ pub enum Old {
     StandsStill,
 }
 
-/// What goes wrong with a sentinel.
+/// A fault of a sentinel, and how long it lasts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct SentinelFault {
     /// Which.
     pub sentinel: usize,
-    /// What.
+    /// The fault.
     pub kind: SentinelFaultKind,
     /// For how long.
     pub lasts: Duration,
 }
 
-/// What goes wrong with a sentinel.
+/// A kind of fault of a sentinel.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum SentinelFaultKind {
     /// It stands still.
@@ -125,7 +125,7 @@ fn sentinel_address(sentinel: usize) -> String {
     format!("sentinel-{sentinel}:26379")
 }
 
-/// The URLs of so many sentinels.
+/// The URLs of the sentinels.
 pub(crate) fn urls(watched: Watched) -> impl Iterator<Item = String> {
     (0..watched.sentinels).map(|number| format!("redis://{}", sentinel_address(number)))
 }
@@ -178,10 +178,10 @@ impl Service {
         &self.servers[self.primary.get()]
     }
 
-    /// Whether a guard of this client may yet count on what a failover has lost, and does not know
-    /// of it: what a replica has acknowledged none loses, unless another was promoted that had
-    /// less, or most sentinels name a primary that was replaced: the new one ends the session then,
-    /// and the old one, which goes on, confirms it.
+    /// Whether a guard of this client may still count on a hold that a failover has lost, without
+    /// knowing it. No failover loses a hold that a replica has acknowledged, unless another replica
+    /// with less was promoted, or most sentinels name a primary that was replaced: the new primary
+    /// ends the session then, and the old one, which goes on, confirms it.
     pub(crate) fn excuses(&self, client: usize, given_back: Option<Duration>) -> bool {
         let Some(setup) = self.clients.get(client) else {
             return false;
@@ -229,7 +229,7 @@ impl Service {
         asks + answers + disturbed
     }
 
-    /// Something has changed in what sentinels say, or to whom.
+    /// The sentinels' answers have changed, or the clients that hear them.
     fn changed(&self) {
         let truth = server_address(self.primary.get());
         let cut = self.cut.borrow();
@@ -242,7 +242,7 @@ impl Service {
         }
     }
 
-    /// What sentinels say follows from what has happened.
+    /// Sets the answer of each sentinel by the events so far.
     fn tell(&self) {
         for (number, sentinel) in self.sentinels.iter().enumerate() {
             let disagrees = self.disagree.borrow().contains(&number);
@@ -391,7 +391,8 @@ impl Service {
     }
 }
 
-/// What becomes of the old primary before the new one is promoted. Whether that can be.
+/// Makes the old primary step down in this way, before the new one is promoted. Returns whether
+/// that was possible.
 pub(crate) async fn step_down(old: &Server, new: &Server, how: Old) -> bool {
     // It has to have begun to copy.
     if !is_in_sync(new).await {

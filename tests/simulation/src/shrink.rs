@@ -3,7 +3,7 @@
 use crate::permits::Asked;
 use crate::schedule::{Schedule, Step};
 
-/// Leaves out whatever can be left out such that it still fails.
+/// Leaves out all parts without which it still fails.
 pub fn shrink(schedule: &Schedule, fails: impl Fn(&Schedule) -> bool) -> Schedule {
     let mut shortest = schedule.clone();
     let mut place = 0;
@@ -34,7 +34,7 @@ fn parts(schedule: &Schedule) -> usize {
     schedule.tasks.len() + schedule.size() + options
 }
 
-/// What a step may be without: whether it has it, and leaving it out.
+/// An optional part of a step: whether the step has it, and how to leave it out.
 type Part = (fn(&Step) -> bool, fn(&mut Step));
 
 const OPTIONS: [Part; 11] = [

@@ -20,11 +20,11 @@ use crate::schedule::{FaultKind, Schedule};
 pub struct Step {
     /// When it happens.
     pub at: Duration,
-    /// What it is.
+    /// The step.
     pub place: Place,
 }
 
-/// What a step is.
+/// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A moment of a message.
@@ -40,7 +40,7 @@ impl Place {
     }
 }
 
-/// Begins a fault at once, before anything else is done; what it does later is a task.
+/// Begins a fault at once, before anything else is done; its later part is a task.
 pub(crate) fn begin(fault: impl Future<Output = ()> + 'static) {
     let mut fault: Pin<Box<dyn Future<Output = ()>>> = Box::pin(fault);
     let mut nobody = Context::from_waker(Waker::noop());

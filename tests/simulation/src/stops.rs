@@ -9,21 +9,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::schedule::{Client, Fault, FaultKind, Schedule, Step};
 
-/// What happens in the midst of a call.
+/// A fault in the midst of a call.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Stop {
     /// In which call.
     pub of: Calling,
     /// In place of this poll of it, from 0 on.
     pub poll: u8,
-    /// What.
+    /// The fault.
     pub kind: StopKind,
 }
 
 /// The calls of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Calling {
-    /// For the lock, by whatever verb.
+    /// For the lock, by any verb.
     Taking,
     /// `renew()`.
     Renewing,
@@ -35,19 +35,19 @@ pub enum Calling {
     Listening,
 }
 
-/// What happens there.
+/// The kind of fault.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum StopKind {
     /// The call is dropped.
     Drop,
-    /// The process stands still for so long.
+    /// The process stands still for this time.
     StandStill(Duration),
-    /// The process stands still for so long, and dies then.
+    /// The process stands still for this time, and dies then.
     Die(Duration),
 }
 
 impl Stop {
-    /// Polls a call up to there. None if it was dropped; `done` does what else is to happen.
+    /// Polls a call up to there. None if it was dropped; `done` does the rest of the stop.
     pub(crate) async fn within<T>(
         stop: Option<Self>,
         call: impl Future<Output = T>,
@@ -158,7 +158,8 @@ impl Draw {
         Stop { of, poll, kind }
     }
 
-    /// About as long as what may end meanwhile, or less than anything.
+    /// About as long as the grace, lease or timeout that may end meanwhile, or less than any of
+    /// them.
     fn lasts(&mut self, client: &Client, is_gentle: bool) -> Duration {
         let shortest = if client.grace.is_zero() {
             client.lease

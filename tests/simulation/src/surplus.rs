@@ -1,5 +1,5 @@
-//! What is there for nobody, at the one server that there is: waiters behind which no call waits,
-//! holds without a guard, leases longer than anybody asked for, questions with a known answer.
+//! Leftovers at the only server: waiters behind which no call waits, holds without a guard, leases
+//! longer than anybody asked for, questions with a known answer.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::stops;
 /// An owner at a lock.
 type Place = (String, u8);
 
-/// Keeps account of calls, and compares what the server has with it.
+/// Keeps account of calls, and compares the server's contents with it.
 #[derive(Default)]
 pub(crate) struct Surplus {
     /// None at several: there it is not known which of them is asked.
@@ -29,11 +29,11 @@ pub(crate) struct Surplus {
     is_sound: bool,
     /// Whether owners are there whose processes are dead, or stand still for a while.
     any_silent: bool,
-    /// Whether a clock is set back: that draws a lease out, and who gives a hold back tries for no
-    /// longer than it was to last.
+    /// Whether a clock is set back: that draws a lease out, and a release tries for no longer than
+    /// the lease should have lasted.
     draws_out: bool,
     locks: u8,
-    /// So many places in queues the calls under way may have.
+    /// The number of places in queues that the calls under way may have.
     places: Cell<usize>,
     calls: RefCell<BTreeMap<Place, Calls>>,
     granted: RefCell<BTreeMap<String, Granted>>,
@@ -42,7 +42,7 @@ pub(crate) struct Surplus {
     too_many_since: Cell<Option<Instant>>,
     /// Since when somebody holds a lock without a guard, and whether that may last.
     held_since: RefCell<BTreeMap<(String, u8, bool), Instant>>,
-    /// Who may keep a lock that nobody uses, and for how long.
+    /// The owners that may keep a lock that nobody uses, and for how long.
     kept: RefCell<BTreeMap<String, Duration>>,
     /// Owners whose last wait for a lock was in the queue.
     queued: RefCell<BTreeMap<(String, String), bool>>,
@@ -55,8 +55,8 @@ struct Calls {
     latest: Instant,
 }
 
-/// What an owner was granted. A command for several locks asks for the longest lease of all that it
-/// has there, or is giving back.
+/// The leases granted to an owner. A command for several locks asks for the longest lease of all
+/// that its owner has there, or is giving back.
 #[derive(Clone, Copy)]
 struct Granted {
     longest: Duration,
@@ -117,14 +117,14 @@ impl Surplus {
         granted.are_renewed &= is_renewed;
     }
 
-    /// Its owner may hold a lock for so long without a guard, if nobody else wants it.
+    /// Its owner may hold a lock for `idle` without a guard, if nobody else wants it.
     pub(crate) fn is_kept(&self, owner: &str, idle: Duration) {
         let mut kept = self.kept.borrow_mut();
         kept.insert(owner.to_owned(), idle);
     }
 
-    /// For how long a guard lasts of which the call said so: its owner's guard before it may have
-    /// settled that, and not be given back yet.
+    /// How long a guard lasts whose call says `lasts`: no longer than earlier guards of its owner
+    /// there, which may not be given back yet.
     pub(crate) fn shortest(&self, owner: &str, locks: &[u8], lasts: Duration) -> Duration {
         let mut shortest = self.shortest.borrow_mut();
         let each = locks.iter().map(|lock| {
@@ -136,7 +136,7 @@ impl Surplus {
         each.min().unwrap_or(lasts)
     }
 
-    /// What is there that need not be; `shares` says of which owners several calls are.
+    /// Leftovers at the server; `shares` says whether an owner has several calls.
     pub(crate) fn look(&self, held: &[Rc<Held>], shares: impl Fn(&str) -> bool) -> Vec<String> {
         let Some(server) = self.server.as_ref().filter(|server| server.is_running()) else {
             return Vec::new();
@@ -186,7 +186,7 @@ impl Surplus {
                     continue;
                 }
                 let idle = self.kept.borrow().get(&owner).copied();
-                // What is kept may be there for longer while nobody waits whom it keeps out.
+                // A kept lock may be there for longer while nobody waits for it.
                 let idle = idle.filter(|_| server.waiting(&name(lock)) == 0);
                 let place = (owner, lock, idle.is_some());
                 let since = before.get(&place).copied().unwrap_or_else(Instant::now);
@@ -200,7 +200,7 @@ impl Surplus {
         wrong
     }
 
-    /// What was asked for and refused must not make the lease longer of what is held.
+    /// A request that was refused must not make the lease of a hold longer.
     fn longer_leases(&self, server: &Server, held: &[Rc<Held>]) -> impl Iterator<Item = String> {
         // Of readers the server tells only the longest.
         let is_alone = |held: &&Rc<Held>| self.is_sound && held.says_held() == Some(true);
@@ -222,8 +222,8 @@ impl Surplus {
         })
     }
 
-    /// Listens to what is said to the server, in a run in which no grant is to be asked about that
-    /// was waited for: see [`Schedule::is_brief`].
+    /// Listens to the commands to the server, in a run in which no call may ask about a grant that
+    /// it waited for: see [`Schedule::is_brief`].
     pub(crate) fn hears(&self, said: &str) -> Option<String> {
         let mut words = said.split(' ').skip(1);
         let command = words.next()?;
@@ -281,7 +281,7 @@ pub(crate) fn is_over_at(fault: &Fault) -> Duration {
     fault.at.saturating_add(lasts)
 }
 
-/// For so long something may be there until the client has undone it.
+/// The time that a leftover may be there until the client has undone it.
 const LASTING: Duration = Duration::from_secs(12);
 
 const SLACK: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! One task of a client process: takes locks as its plan says, and looks at what comes of it.
+//! One task of a client process: takes locks as its plan says, and looks at the results.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -17,7 +17,7 @@ use crate::permits::Asked;
 use crate::schedule::{self, End, Mode, Step, Verb};
 use crate::stops::{Calling, Stop, StopKind};
 
-/// What a process takes locks with.
+/// The client with which a process takes locks.
 #[derive(Clone)]
 pub(crate) enum AnyClient {
     One(Client),
@@ -61,7 +61,7 @@ impl From<QuorumError> for Refusal {
     }
 }
 
-/// A task, with what it needs.
+/// A task, with all that it needs.
 #[derive(Clone)]
 pub(crate) struct Task {
     pub(crate) number: usize,
@@ -70,12 +70,12 @@ pub(crate) struct Task {
     pub(crate) setup: schedule::Client,
     /// None if each call is an owner of its own.
     pub(crate) owner: Option<Owner>,
-    /// Whether each call is to be an owner of its own.
+    /// Whether each call is an owner of its own.
     pub(crate) is_own: bool,
     pub(crate) judge: Rc<Judge>,
     /// Longest that a message is under way.
     pub(crate) latency: Duration,
-    /// Does what is to happen in the midst of a call.
+    /// Carries out a stop in the midst of a call.
     pub(crate) stops: Rc<dyn Fn(StopKind)>,
     /// A call is about to be polled: whether it is dropped in place of that.
     pub(crate) polls: Rc<dyn Fn() -> bool>,
@@ -117,7 +117,7 @@ impl Task {
         })
     }
 
-    /// Whose the call of a step is; none if it is an owner of its own.
+    /// The owner of a step's call; none if the call is an owner of its own.
     fn owner(&self, step: &Step) -> Option<&Owner> {
         let owner = self.owner.as_ref();
         owner.filter(|_| !step.has_own_owner())
@@ -169,7 +169,7 @@ impl Task {
         let _works = judge.entries.works(&owner);
         let is_own = self.is_own(step);
         let is_in_order = matches!(mode, Mode::Plain | Mode::Permits) && is_own;
-        // Those who would keep it wait apart from others of their process.
+        // Calls that would keep it wait apart from others of their process.
         let waits = is_in_order && matches!(verb, Verb::Lock) && step.kept.is_none();
         let waits_to_keep = step.kept.filter(|_| matches!(verb, Verb::Lock));
         let asked = locks.first().copied().zip(step.asked);
@@ -229,8 +229,8 @@ impl Task {
         }
     }
 
-    /// How long a guard lasts in any case, and what renews it. Its call was not watched for so
-    /// long.
+    /// How long a guard lasts in any case, and what renews it. Its call was not watched for the
+    /// time `unwatched`.
     fn has_lease(&self, step: &Step, held: &Held, unwatched: Duration) {
         let is_own = self.is_own(step);
         // At a majority no call asks for a lease of its own.
@@ -244,7 +244,7 @@ impl Task {
         if let Some(idle) = step.kept {
             self.judge.is_kept(held, idle);
         }
-        // What is kept is handed on while half of its lease is left.
+        // A kept lock is handed on while half of its lease is left.
         let sure = match step.kept {
             Some(_) => asked / 2,
             None => asked,
@@ -441,7 +441,7 @@ impl Task {
     fn in_time(&self, step: &Step, took: Duration) {
         let verb = step.verb;
         let reply = self.setup.response_timeout;
-        // A message may be under way for so long, and this is how far timers are off.
+        // The time of messages in flight, and how far timers are off.
         let mut slack = self.latency.saturating_mul(8).saturating_add(SLACK);
         if let Some(within) = self.setup.acknowledged {
             // Calls of one owner for one lock are acknowledged in turn.
@@ -614,7 +614,7 @@ impl Task {
             }
             return told;
         }
-        // One call for all the time: what it has asked for is not asked for by a later one.
+        // One call for the whole time, so that no later call repeats its request.
         let mut wanted = pin!(guard.wanted());
         while Instant::now() < end && !self.judge.listening.is_idle() {
             tokio::select! {
@@ -657,8 +657,8 @@ impl Task {
     }
 }
 
-/// Polls a call only so often, and then drops it: so also when what it waits for is there, and it
-/// has not seen it.
+/// Polls a call only this often, and then drops it: even when its result is there and it has not
+/// seen it.
 async fn until_woken<T>(times: Option<u8>, call: impl Future<Output = T>) -> Option<T> {
     let mut call = Box::pin(call);
     let mut left = times;
@@ -688,10 +688,10 @@ fn kind_of(error: &Error) -> &'static str {
     }
 }
 
-/// So often a task that listens looks whether any other does something else.
+/// The time between two looks of a task that listens whether others do something else.
 const IDLE_EVERY: Duration = Duration::from_secs(1);
 
-/// So many times a reply may take `try_lock()` at most.
+/// `try_lock()` may take this many times the time for a reply, at most.
 const TRY_TIMEOUTS: u32 = 4;
 
 const SLACK: Duration = Duration::from_millis(250);

@@ -1,5 +1,5 @@
-//! Short runs that are about one kind of race each. What [`Schedule::of`] draws otherwise has a bit
-//! of everything, and comes to some of these too seldom.
+//! Short runs that are about one kind of race each. The other draws of [`Schedule::of`] have a bit
+//! of everything, and come to some of these races too seldom.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::schedule::{
     Client, Draw, End, Fault, FaultKind, LOCKS, Mode, Owning, Schedule, Step, Task, Verb,
 };
 
-/// What a theme decides; all else is the same for all.
+/// The parts that a theme decides; all else is the same for all.
 struct Plan {
     latency: Duration,
     clients: Vec<Client>,
@@ -33,7 +33,7 @@ const fn client(grace_ms: u64, lease_ms: u64) -> Client {
     }
 }
 
-/// Takes these, waiting for them, and holds them for so long.
+/// Takes these, waiting for them, and holds them for this time.
 fn step(mode: Mode, locks: &[u8], hold_ms: u64) -> Step {
     Step {
         locks: locks.to_vec(),
@@ -161,8 +161,8 @@ impl Draw {
         }
     }
 
-    /// Many wait for one lock. Each lease ends while others wait, and whoever had it asks again in
-    /// that moment, when the server may not have noticed yet.
+    /// Many wait for one lock. Each lease ends while others wait, and its owner asks again in that
+    /// moment, when the server may not have noticed yet.
     fn queued(&mut self) -> Plan {
         let lease = self.pick(&[200, 500]).unwrap_or(200);
         let tasks = (0..self.up_to(3, 6)).map(|_| {
@@ -184,7 +184,7 @@ impl Draw {
     }
 
     /// A client's connections end, and it gets no others for longer than its grace, while others
-    /// wait for what it holds.
+    /// wait for its locks.
     fn out_of_touch(&mut self) -> Plan {
         let grace = self.pick(&[500, 1_000]).unwrap_or(500);
         let (mode, lock) = match self.0.u8(0..3) {
@@ -248,7 +248,7 @@ impl Draw {
     }
 
     /// A writer gives back on a connection that is held up until it is given up, and its owner asks
-    /// for the same by the next: what was held up arrives when it holds that.
+    /// for the same lock by the next connection: the release arrives when it holds the lock again.
     fn given_up(&mut self) -> Plan {
         let mut tasks = Vec::new();
         let mut faults = Vec::new();
@@ -336,7 +336,7 @@ impl Draw {
         let mut faults = Vec::new();
         let mut at = self.between(100, 1_500);
         let client = self.0.usize(0..clients.into());
-        // Twice: what is asked when the first answer has come is late as well.
+        // Twice: a request that is sent when the first answer has come is late as well.
         for is_first in [true, false] {
             let lasts = self.between(200, 700);
             // The connection that was opened anew is the last of the two.
@@ -363,7 +363,7 @@ impl Draw {
         }
     }
 
-    /// Calls are dropped while they wait in the queue and what they send does not arrive.
+    /// Calls are dropped while they wait in the queue and their messages do not arrive.
     fn called_back(&mut self) -> Plan {
         let mut tasks = Vec::new();
         for lock in 0..LOCKS {
@@ -401,8 +401,8 @@ impl Draw {
         }
     }
 
-    /// Owners who hold a lock ask for it once more with a longer lease, together with another that
-    /// they cannot have.
+    /// Owners that hold a lock ask for it once more with a longer lease, together with another lock
+    /// that they cannot have.
     fn refused_beside_a_guard(&mut self) -> Plan {
         let lock = self.0.u8(1..LOCKS);
         let other = step(Mode::Plain, &[lock], self.between(5_000, 20_000));
@@ -543,8 +543,9 @@ impl Draw {
         }
     }
 
-    /// Sessions end, some in the same moment, at a server that is busy: with what their owners hold
-    /// once and again, and while they take it and give it back. Many others wait for the same.
+    /// Sessions end, some in the same moment, at a server that is busy: with locks that their
+    /// owners hold once or twice, and while they take and give back. Many others wait for the same
+    /// locks.
     fn sessions_end(&mut self) -> Plan {
         let grace = self.pick(&[0, 0, 500]).unwrap_or(0);
         let mut clients = vec![client(grace, 30_000); 2];
@@ -596,7 +597,7 @@ impl Draw {
         }
     }
 
-    /// What one does whose session ends.
+    /// A step of an owner whose session ends.
     fn ending_step(&mut self, read_writes: bool) -> Step {
         let hold = self.between(0, 400);
         let end = self.end();

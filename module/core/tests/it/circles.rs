@@ -1,11 +1,11 @@
-//! Who waits for whom, as the contract says it, without a thought for how long it takes.
+//! Which owner waits for which, as the contract says it, without a thought for how long that takes.
 
 use crate::keyspace::Place;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) type Owner = Vec<u8>;
 
-/// One who stands in a line.
+/// A place in a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Standing {
     pub(crate) owner: Owner,
@@ -16,7 +16,7 @@ pub(crate) struct Standing {
 /// Everything that an answer depends on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Graph {
-    /// Who waits, in order.
+    /// The waiters, in order.
     pub(crate) lines: BTreeMap<Place, Vec<Standing>>,
     pub(crate) holders: BTreeMap<Place, BTreeSet<Owner>>,
 }
@@ -37,13 +37,13 @@ impl Graph {
         false
     }
 
-    /// For whom an owner waits: the holders of all that it waits for, and those before it in those
-    /// lines who wait for another lock as well.
+    /// The owners that this owner waits for: the holders of all locks that it waits for, and the
+    /// waiters before it there that wait for another lock as well.
     pub(crate) fn waits_for(&self, owner: &[u8]) -> BTreeSet<Owner> {
         let mut found = BTreeSet::new();
         for (place, line) in &self.lines {
-            // What one holds is re-entered, never waited for: also where a script gave it the lock
-            // while it stood in the queue.
+            // An owner re-enters its own hold and never waits for it: also where a script gave it
+            // the lock while it stood in the queue.
             if self.holders_of(place).any(|holder| holder == owner) {
                 continue;
             }

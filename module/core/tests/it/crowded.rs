@@ -63,8 +63,8 @@ fn waited_for(stored: Stored) -> Locks {
     locks
 }
 
-/// The timer fires. What it asks for, and what follows where a sweep finds this and any other look
-/// finds a lock that is free.
+/// Fires the timer. A sweep finds these fields `gone`, and any other look finds a hash without a
+/// holder. Returns the purposes and the effects.
 fn fires(locks: &mut Locks, now: Now, gone: &[&[u8]], more: bool) -> (Vec<Purpose>, Vec<Effect>) {
     let (mut turn, mut purposes, mut effects) = (Turn::of_timer(), Vec::new(), Vec::new());
     let gone: Vec<Box<[u8]>> = gone.iter().map(|field| Box::from(*field)).collect();
@@ -154,7 +154,7 @@ fn a_release_that_could_not_look_at_all_asks_for_the_rest() {
     );
     assert_eq!(turn.outcome(), Ok(Outcome::Left(Some(0))));
     assert_eq!(locks.next_task(&mut turn, START), None);
-    // Nobody waits: then the hash is all that there is to be cleared.
+    // Nobody waits: then only the hash is left to clear.
     let (asked, _) = fires(&mut locks, START, &[b"a"], false);
     assert_eq!(asked, [Purpose::Sweep]);
     assert_eq!(locks.next_deadline(START), None);

@@ -38,13 +38,13 @@ enum Op {
     Break {
         lock: usize,
     },
-    /// Of those who wait, the one with this number, counted around.
+    /// The waiter with this number leaves, counted around.
     Depart {
         waiter: usize,
     },
 }
 
-/// A core with its keyspace, and who waits where.
+/// A core with its keyspace, and the waits in it.
 #[derive(Default)]
 struct Crossing {
     locks: Locks,
@@ -321,8 +321,8 @@ impl Crossing {
     }
 }
 
-/// Whether the words of a refusal are true: a circle from the asker back to it, each step of which
-/// is there. A long one is cut.
+/// Whether the words of a refusal are true: a circle of real steps from the asker back to it. A
+/// long circle is cut.
 fn is_a_circle(text: &str, asker: &[u8], graph: &Graph) -> Result<(), String> {
     let tell = || format!("{text}, and {graph:?}");
     let rest = text.strip_prefix("DEADLOCK ").ok_or_else(tell)?;
@@ -403,10 +403,10 @@ proptest! {
         run(&ops)?;
     }
 
-    /// Whoever waits for a lock does not wait for it twice here: an owner who is granted its first
-    /// wait and goes on with its second can close a circle that no check has seen come. And nobody
-    /// gives back what it waits for together with others, or has it taken: who stands in line for
-    /// what it holds is only then behind those who came before it.
+    /// An owner that waits for a lock does not wait for it twice here: granted its first wait, it
+    /// could close a circle with its second that no check has seen come. And no owner gives back a
+    /// lock that it waits for together with others, or has it taken: an owner in the queue of a
+    /// lock that it holds is behind the earlier waiters only after it loses the lock.
     #[test]
     fn no_circle_ever_stands(
         ops in proptest::collection::vec(op(6, 5), 1..80),
@@ -480,8 +480,8 @@ fn a_circle_of_a_thousand_is_found_by_a_look_at_each_lock() {
     assert!(crossing.asked <= LENGTH / 2 + 2, "{} looks", crossing.asked);
 }
 
-/// Those who wait for this lock alone are of no interest to who comes next, and where nobody waits
-/// for another there is nothing to look for.
+/// Waiters for this lock alone do not matter to the next waiter, and where nobody waits for another
+/// lock there is nothing to look for.
 #[test]
 fn a_wait_behind_a_crowd_costs_one_look_at_most() {
     let mut crossing = Crossing::default();
@@ -497,7 +497,7 @@ fn a_wait_behind_a_crowd_costs_one_look_at_most() {
     assert_eq!(crossing.asked, 1);
 }
 
-/// The first of a line would be granted here and go on waiting there, for him who stands behind it.
+/// The first in the queue would be granted here and go on waiting there, for the waiter behind it.
 #[test]
 fn a_circle_that_a_grant_would_close_is_found() {
     let mut crossing = Crossing::default();
@@ -506,14 +506,14 @@ fn a_circle_that_a_grant_would_close_is_found() {
         crossing.step(Op::Want { owner, lock }).unwrap();
     }
     assert!(crossing.want(&place_of(0), &owner_of(behind)).unwrap());
-    // The one ahead no longer waits for what is held behind it.
+    // The owner ahead no longer waits for the lock of the owner behind it.
     let (owner, lock) = (ahead, 1);
     crossing.step(Op::Cancel { owner, lock }).unwrap();
     assert!(!crossing.want(&place_of(0), &owner_of(behind)).unwrap());
 }
 
-/// What a holder waits for together with others, it has; that it waits once more alone, behind
-/// others, does not put it behind those who came later.
+/// A holder has its lock already when it waits for it together with others. A further wait for that
+/// lock alone, behind others, does not put it behind later waiters.
 #[test]
 fn a_holder_does_not_wait_for_those_ahead_of_what_it_wants_with_others() {
     let mut crossing = Crossing::default();

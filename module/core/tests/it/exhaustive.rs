@@ -26,7 +26,7 @@ fn three_owners_in_any_order() {
     walked.is_more_than(3_500);
 }
 
-/// The server starts with what it has, and grants nothing for a while.
+/// The server starts with its data, and grants nothing for a while.
 #[test]
 fn two_owners_after_a_start_in_any_order() {
     let mut alphabet = alphabet(2);
@@ -74,8 +74,8 @@ fn two_locks_together_in_any_order() {
     walked.is_more_than(2_000);
 }
 
-/// With the deadlock check on there is no state in which everybody waits for somebody: those who
-/// wait for nothing give back what they hold, and so on until nobody waits.
+/// With the deadlock check on there is no state in which everybody waits for somebody: owners that
+/// wait for nothing give their holds back, and so on until nobody waits.
 #[test]
 fn nobody_waits_for_ever_in_any_order() {
     let walked = walk(
@@ -90,8 +90,8 @@ fn nobody_waits_for_ever_in_any_order() {
     walked.has_refused(100);
 }
 
-/// The same with waits for both locks together. (Nobody gives back what it waits for together with
-/// others: it would stand behind those who came before it.)
+/// The same with waits for both locks together. (Nobody gives back a lock that it waits for
+/// together with others: it would stand behind the waiters that came before it.)
 #[test]
 fn nobody_waits_together_for_ever_in_any_order() {
     let together = |owner| Op::MultiAcquire {
@@ -173,12 +173,12 @@ fn alphabet(owners: usize) -> Vec<Op> {
             told: false,
         },
     ]);
-    // Each of those who wait or whose grant is under way may be the one whose connection closes.
+    // The connection of each waiter, or of each client whose grant is under way, may close.
     ops.extend((0..SIZE_MAX).map(|client| Op::Disconnect { client }));
     ops
 }
 
-/// One session, two connections, two owners who wait for one lock through it or without it.
+/// One session, two connections, two owners that wait for one lock through it or without it.
 fn alphabet_of_a_session() -> Vec<Op> {
     let (lock, session, token) = (0, 0, Named::No);
     let acquire = |owner, waits, session, once| Op::Acquire {
@@ -267,7 +267,7 @@ fn one(lock: usize, owner: usize, waits: Waits, session: Option<usize>) -> Op {
     }
 }
 
-/// What two sessions, and owners without one, can have when the sessions end.
+/// The holds and waits that two sessions, and owners without one, can have when the sessions end.
 fn letters_of_two_sessions() -> Vec<Op> {
     let (block, queue) = (Waits::Block(0), Waits::Queue(0));
     vec![
@@ -284,7 +284,7 @@ fn letters_of_two_sessions() -> Vec<Op> {
     ]
 }
 
-/// What two sessions hold, and who waits for it.
+/// The holds of two sessions, and the waits for these locks.
 fn letters_of_two_holders() -> Vec<Op> {
     let block = Waits::Block(0);
     vec![
@@ -330,7 +330,7 @@ fn moments_of_changes() -> Vec<Vec<Op>> {
     moments.into_iter().map(in_one_moment).collect()
 }
 
-/// The sessions end, and what comes next is all that comes before the timer.
+/// The sessions end, and the next operations are all that come before the timer.
 fn moments() -> Vec<Vec<Op>> {
     let release = |lock, owner| Op::Release {
         lock,
@@ -380,7 +380,7 @@ fn moments_of(commands: &[Option<Op>], closed: &[Vec<usize>]) -> Vec<Vec<Op>> {
     moments
 }
 
-/// Two owners who want two locks, together or one by one.
+/// Two owners that want two locks, together or one by one.
 fn alphabet_of_several() -> Vec<Op> {
     let both = || vec![0, 1];
     let acquire = |owner, lock| Op::Acquire {
@@ -450,12 +450,12 @@ fn alphabet_of_several() -> Vec<Op> {
     ops
 }
 
-/// Three owners who wait for two locks.
+/// Three owners that wait for two locks.
 fn alphabet_of_waits() -> Vec<Op> {
     let of_both = |owner| {
         (0..2).flat_map(move |lock| {
             [
-                // With ONCE: who waits for a lock does not wait for it twice.
+                // With ONCE an owner that waits for a lock does not wait for it twice.
                 Op::Acquire {
                     lock,
                     owner,
@@ -484,7 +484,7 @@ fn alphabet_of_waits() -> Vec<Op> {
     ops.chain((0..2).map(|lock| Op::Break { lock })).collect()
 }
 
-/// Whether what happens takes no lock from one who waits for it together with others.
+/// Whether the operation takes no lock from an owner that waits for it together with others.
 fn keeps_what_it_waits_for(world: &World, op: &Op) -> bool {
     let (Op::Release { lock, .. } | Op::Break { lock }) = op else {
         return true;

@@ -1,10 +1,10 @@
-//! What others do to the keys: Redisson's scripts, effect by effect, and hands that know nothing of
-//! locks.
+//! Changes to the keys by others: by Redisson's scripts, effect by effect, and by hands that know
+//! nothing of locks.
 
 use crate::keyspace::{Fields, Keyspace, Place, Value, number, timeout_key, writer_field};
 use crate::world::{OWNERS, place};
 
-/// What Redisson gives a lock that its watchdog renews, in a test's scale.
+/// The lease that Redisson gives a lock that its watchdog renews, in a test's scale.
 const WATCHDOG_MS: i64 = 30;
 
 /// One thing that others do to a lock's keys.
@@ -67,7 +67,7 @@ pub(crate) enum Change {
     SetFence {
         value: &'static str,
     },
-    /// A script of somebody who is none of us takes it to write, whatever was there.
+    /// A script of an owner that is none of ours takes it to write, whatever was there.
     TakeToWrite {
         lease_ms: Option<i64>,
     },
@@ -80,7 +80,7 @@ pub(crate) enum Change {
         owner: usize,
         value: &'static str,
     },
-    /// One more, whoever writes already.
+    /// One more writer, even if another writes already.
     AddWriter {
         owner: usize,
     },
@@ -100,7 +100,7 @@ pub(crate) fn changed(lock: usize, change: Change) -> Vec<usize> {
     }
 }
 
-/// What RENAME makes of a lock's name, in the same database.
+/// The name that RENAME gives a lock, in the same database.
 fn renamed(lock: usize) -> usize {
     match lock {
         0 => 1,
@@ -315,7 +315,8 @@ fn renew_read(space: &mut Keyspace, at: &Place, owner: &[u8], wall_ms: i64) {
     expire_at(space, at, wall_ms + WATCHDOG_MS);
 }
 
-/// What HINCRBY would leave; none where it is an error, and for numbers that no test counts to.
+/// The count that HINCRBY would leave; none where it is an error, and for numbers that no test
+/// counts to.
 fn count_up(space: &Keyspace, at: &Place, field: &[u8], by: i64) -> Option<i64> {
     match space.field(at, field) {
         None => Some(by),

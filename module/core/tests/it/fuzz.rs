@@ -1,7 +1,7 @@
-//! What a fuzzer asks: each body takes any bytes, and panics where something is wrong.
+//! The bodies for a fuzzer: each takes any bytes, and panics where something is wrong.
 //!
 //! `make fuzz` runs them under libFuzzer (`module/core/fuzz`); here they meet random bytes, in
-//! every `cargo test`. What a fuzzer finds stands in [`FOUND`], as the bytes that found it.
+//! every `cargo test`. A finding of the fuzzer is kept in [`FOUND`], as the bytes that found it.
 
 #![allow(
     clippy::missing_panics_doc,
@@ -27,7 +27,7 @@ use proptest::test_runner::RngSeed;
 
 type Body = fn(&[u8]);
 
-/// A body, what it found wrong once, and with which bytes.
+/// A body, its former finding, and the bytes that found it.
 const FOUND: [(Body, &str, &[u8]); 3] = [
     (
         any_state,

@@ -1,4 +1,4 @@
-//! GUARD: who holds the lock, by what is stored there, and who is told what.
+//! GUARD: it finds the holder by the lock's key, and tells a caller that does not hold the lock.
 
 use rlock_core::request::Guard;
 use rlock_core::{
@@ -11,7 +11,7 @@ const NOW: Now = Now {
     mono_ms: 1,
 };
 
-/// What GUARD with these words comes to, where this is stored.
+/// The outcome of GUARD with these words, where this is stored.
 fn guard(words: &str, stored: Stored) -> Result<Outcome, CommandError> {
     let command = format!("lock alice {words} CALL PING");
     let request = Guard::parse(command.split_whitespace().map(str::as_bytes)).unwrap();
@@ -63,7 +63,7 @@ fn a_plain_lock_guards_for_its_holder_and_others_are_told_its_token() {
         ("", plain(None, true), not_held(token(7))),
         ("", Stored::Free, not_held(None)),
         ("", Stored::NoHolder, not_held(None)),
-        // Whoever a field names holds the lock, whatever its value is.
+        // An owner that a field names holds the lock, whatever the field's value is.
         ("", plain(Some(Count::Malformed), false), held),
         ("", Stored::OtherType, Err(CommandError::WrongType)),
         (
@@ -157,7 +157,7 @@ fn permits_guard_for_whoever_holds_any_and_each_has_its_own_token() {
             permits(&[own(now_ms), bob()]),
             not_held(token(7)),
         ),
-        // Its lease is over, whoever else has some.
+        // Its lease is over, and others may have some.
         ("PERMITS", permits(&[own(now_ms - 1)]), not_held(None)),
         (
             "PERMITS",

@@ -1,23 +1,23 @@
-//! What must be true after every step, whatever happened (the contract's P1 and its consequences):
+//! Statements that are true after every step (the contract's P1 and its consequences):
 //!
 //! 1. **One holder, or readers.** No hold is written into a lock that somebody else is in, but of
-//!    readers beside readers (`Keyspace::carry_out` refuses it), and what is stored is what the
-//!    twin stores.
-//! 2. **First come first served.** A grant goes to the waiter that has been longest in line.
-//! 3. **Nobody waits while the lock is free**, once the driver has settled what was marked; but for
-//!    the delay after a start, in which nobody is granted a lock.
+//!    readers beside readers (`Keyspace::carry_out` refuses it), and the keyspace is the same as
+//!    the twin's.
+//! 2. **First come first served.** A grant goes to the waiter that has been longest in the queue.
+//! 3. **Nobody waits while the lock is free**, once the driver has settled the locks that were
+//!    marked; but for the delay after a start, in which nobody is granted a lock.
 //! 4. **Tokens grow**, over all locks and so for each.
 //! 5. **One word each.** A waiter hears exactly once, of a grant or of its end; one that was
 //!    cancelled, timed out or departed never holds; and a grant is written before it is told.
-//! 6. **The views are true.** INFO and LIST show the twin's lines.
+//! 6. **The views are true.** INFO and LIST show the twin's queues.
 //! 7. **The timer is set.** While somebody waits there is a deadline, not later than the end of the
 //!    first wait and just after the end of the lease; and at rest it is not due already.
 //! 8. **The counters add up.** Every waiter that ever sat down is granted, gone, or still there.
 //! 9. **Sessions end, and their holds with them.** None outlives its grace, none keeps a listener
 //!    past its wait, no hold is on record without its session; and the timer is not later.
 //! 10. **One event each.** A queued wait ends in exactly one event, or with its session or the
-//!     session's life; and never is there one for a wait that was none.
-//! 11. **No hold is lost without word.** What is on record is in the key, or the key is looked at
+//!     session's life; and no event comes without a wait.
+//! 11. **No hold is lost without word.** A hold on record is in the key, or the key is looked at
 //!     just after the end of the lease.
 //! 12. **The keys are the layout's**, as long as nobody else writes to them.
 
@@ -28,7 +28,8 @@ use crate::world::{LOCKS, OWNERS, SESSIONS, place};
 use rlock_core::{FENCE_FIELD, LockRef, Locks, Mode, Now, Token};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Who sat down where and when: kept from what is asked and told alone, apart from the twin.
+/// The waiters that sat down, where and when: kept from requests and replies alone, apart from the
+/// twin.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     lines: BTreeMap<Place, Vec<Seated>>,
@@ -48,7 +49,7 @@ struct Seated {
     together: Option<Vec<Place>>,
 }
 
-/// What somebody is told who waited.
+/// The grant that a waiter is told.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted<'a> {
     pub(crate) place: &'a Place,
@@ -99,8 +100,8 @@ impl Ledger {
             let at = line
                 .iter()
                 .position(|of| Some(of.seat) == old.as_ref().map(|old| old.seat));
-            // Who sat there still has its word to come: it goes to the very end, whence it may only
-            // be dismissed, since a grant there would be a grant out of turn.
+            // The former caller there still gets its reply: it goes to the very end, where it can
+            // only be dismissed, since a grant there would be a grant out of turn.
             match at.map(|at| std::mem::replace(&mut line[at], new.clone())) {
                 Some(old) if old.queued_for.is_none() => line.push(old),
                 Some(_) => {}
@@ -114,7 +115,7 @@ impl Ledger {
         }
     }
 
-    /// Those who were queued left without a word to their seat.
+    /// Forgets queued waiters that left without a message to their seat.
     pub(crate) fn forget_those_who_left(&mut self, twin: &Twin) {
         for line in self.lines.values_mut() {
             line.retain(|of| of.queued_for.is_none() || twin.waiter(of.seat).is_some());
@@ -155,7 +156,7 @@ impl Ledger {
                 Mode::Write => write_hold(value).map(|(count, _)| count),
                 _ => number(value),
             });
-            // Those who are queued were granted before it, and hear by events.
+            // Queued waiters ahead of it were granted before it, and hear by events.
             let with_it = |of: &Seated| of.queued_for.is_some() && twin.waiter(of.seat).is_none();
             let held_before = !several.is_empty() && stored.is_some_and(|stored| stored > 1);
             if !held_before && !line[..at].iter().all(with_it) {
@@ -224,7 +225,7 @@ impl Ledger {
         }
     }
 
-    /// Invariant 10: with everything told, only those who wait have heard nothing.
+    /// Invariant 10: with everything told, only waiters have heard nothing.
     pub(crate) fn all_is_told(&self, name: Name, twin: &Twin) -> Result<(), String> {
         for ((of, place, owner), untold) in &self.untold {
             let is_such = |waiter: &&TwinWaiter| {
@@ -357,9 +358,9 @@ pub(crate) fn is_at_rest(
             None if twin.lets_first_in(place) && (!is_mixed || twin.is_free(place)) => {
                 return Err(format!("{line:?} wait for {place:?}, and need not"));
             }
-            // It may be free while the first in line waits for others with it.
+            // It may be free while the first in the queue waits for others with it.
             Some(together) if together.iter().all(|place| !unseen.contains(place)) => {
-                // That a script took a lock for somebody in line is seen by the periodic look.
+                // That a script took a lock for a waiter is seen by the periodic look.
                 let is_late =
                     |place: &Place| !twin.is_free(place) && written_by_others.contains(place);
                 if !together.iter().any(is_late) && twin.can_have_all(first) {

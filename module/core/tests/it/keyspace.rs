@@ -100,7 +100,7 @@ pub(crate) fn number(value: &[u8]) -> Option<i64> {
     (number.to_string() == text).then_some(number)
 }
 
-/// The count of a writer's field, and its token if we wrote it; none of any other value.
+/// The count of a writer's field, and its token if we wrote it; none for any other value.
 pub(crate) fn write_hold(value: &[u8]) -> Option<(i64, Option<i64>)> {
     let text = str::from_utf8(value).ok()?;
     let (count, token) = match text.split_once(":t") {
@@ -158,7 +158,7 @@ impl Keyspace {
         self.keys = swapped.collect();
     }
 
-    /// Drops what has expired. A key lives through the millisecond that is its end.
+    /// Drops expired keys. A key lives through the millisecond that is its end.
     pub(crate) fn expire(&mut self, wall_ms: i64) {
         self.keys
             .retain(|_, entry| entry.ends_at.is_none_or(|end| wall_ms <= end));
@@ -175,7 +175,7 @@ impl Keyspace {
         self.fields(at)?.get(field)
     }
 
-    /// `HSET`, which makes the hash if there is none and does nothing to another type.
+    /// `HSET`, which makes a missing hash and does nothing to another type.
     pub(crate) fn set_field(&mut self, at: &Place, field: &[u8], value: impl Into<Vec<u8>>) {
         let fresh = Entry {
             value: Value::Hash(Fields::new()),
@@ -204,7 +204,7 @@ impl Keyspace {
         self.field(at, b"mode").map(Vec::as_slice)
     }
 
-    /// Those who hold it as a plain lock.
+    /// The owners that hold it as a plain lock.
     pub(crate) fn plain_owners(&self, at: &Place) -> Vec<Vec<u8>> {
         let fields = self.fields(at).filter(|_| self.mode(at).is_none());
         let owners = fields.into_iter().flat_map(|fields| fields.keys());
@@ -237,7 +237,7 @@ impl Keyspace {
         })
     }
 
-    /// Those who have a field as readers, whether or not a lease of theirs is left.
+    /// The owners that have a field as readers, whether or not a lease of theirs is left.
     pub(crate) fn reader_fields(&self, at: &Place) -> Vec<Vec<u8>> {
         let fields = self.fields(at).filter(|_| self.mode(at).is_some());
         let fields = fields.into_iter().flat_map(|fields| fields.keys());
@@ -299,7 +299,7 @@ impl Keyspace {
         fields.filter_map(live).collect()
     }
 
-    /// Who holds a lock, in whatever way.
+    /// The holders of a lock, in any mode.
     pub(crate) fn holders(&self, at: &Place) -> Vec<Box<[u8]>> {
         let readers = self.readers(at).into_iter().map(|(owner, _)| owner);
         let all = self.plain_owners(at).into_iter();
@@ -311,7 +311,7 @@ impl Keyspace {
 
     // --- What the core is shown ------------------------------------------------------------------
 
-    /// What is stored at a lock's key, as the driver shows it to the core.
+    /// The content of a lock's key, as the driver shows it to the core.
     pub(crate) fn read(&self, at: &Place, owner: &[u8], look: ReadDepth, how: Reading) -> Stored {
         let Some(Entry { value, ends_at }) = self.get(at) else {
             return Stored::Free;
@@ -394,8 +394,8 @@ impl Keyspace {
     /// Writes to a lock's keys.
     ///
     /// # Errors
-    /// What the core must never ask for: a second holder, a write over another type, a deletion of
-    /// nothing.
+    /// A write that the core must never ask for: a second holder, a write over another type, a
+    /// deletion of nothing.
     pub(crate) fn carry_out(
         &mut self,
         at: &Place,

@@ -1,5 +1,5 @@
-//! The naive sessions: a map from names to what belongs to them, searched from one end to the
-//! other. Their holds are of one mode each. Events have their numbers beside them.
+//! The naive sessions: a map from names to sessions, searched from one end to the other. Their
+//! holds are of one mode each. Events have their numbers beside them.
 
 use crate::keyspace::Place;
 use rlock_core::{Mode, Now, SessionLimits};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A session, by its place among the names in `world::SESSIONS`.
 pub(crate) type Name = usize;
 
-/// What an event says.
+/// The content of an event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum News {
     Granted,
@@ -17,7 +17,7 @@ pub(crate) enum News {
     Left,
     Lost(&'static str),
     Error(String),
-    /// Somebody wants the lock, and so many wait.
+    /// Somebody wants the lock; the number of its waiters.
     Wanted(i64),
 }
 
@@ -71,14 +71,14 @@ impl Epoch {
 pub(crate) enum After {
     /// All that it was told.
     Told,
-    /// Those of the present life up to this number. The largest is one that no event has yet, and
-    /// then they begin anew.
+    /// The events of the present life up to this number. No event has the largest number yet, and
+    /// after it they begin anew.
     Seq(u64),
-    /// Those of another life up to this number.
+    /// The events of another life up to this number.
     OtherLife(u64),
 }
 
-/// What a client that listens hears before it gets its events.
+/// The call that ends a client's wait for events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Call {
     /// There are some, or it has waited for long enough.
@@ -89,15 +89,15 @@ pub(crate) enum Call {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TwinSession {
-    /// Who began it, by the place among the names in `world::USERS`.
+    /// The user that began it, by the place among the names in `world::USERS`.
     pub(crate) user: usize,
     /// Whether somebody stopped to wait for events and was not told since.
     is_woken: bool,
-    /// Whose connection it lives by; none while the grace runs.
+    /// The connection that it lives by; none while the grace runs.
     pub(crate) client: Option<u64>,
     grace_ms: i64,
     pub(crate) grace_end: Option<i64>,
-    /// Who waits for events, and until when.
+    /// The client that waits for events, and until when.
     pub(crate) listener: Option<(usize, Option<i64>)>,
     /// None if the next EVENTS begins one.
     pub(crate) life: Option<i64>,
@@ -110,7 +110,7 @@ pub(crate) struct TwinSession {
     /// The numbers of the last event and of the last that was told.
     pub(crate) last: u64,
     pub(crate) told: u64,
-    /// Those that are not acknowledged, each with its number.
+    /// The events that are not acknowledged, each with its number.
     pub(crate) events: Vec<(u64, TwinEvent)>,
 }
 
@@ -134,19 +134,19 @@ pub(crate) struct TwinHold {
 pub(crate) struct TwinEnding {
     pub(crate) hold: HoldName,
     pub(crate) token: Option<i64>,
-    /// Whether all of it ends, or what one grant added.
+    /// Whether the whole hold ends, or only the entry that one grant added.
     pub(crate) whole: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Life {
-    /// Who sends the commands.
+    /// The user that sends the commands.
     pub(crate) user: usize,
-    /// What the server allows now.
+    /// The server's limits now.
     pub(crate) limits: SessionLimits,
-    /// What it allowed at the last EVENTS.
+    /// The limit of events at the last EVENTS.
     events_max: Option<u32>,
-    /// Those that were found with more unacknowledged events than that.
+    /// The sessions that were found with more unacknowledged events than that.
     overflowing: BTreeSet<Name>,
     /// The life that began last.
     newest: i64,
@@ -155,7 +155,7 @@ pub(crate) struct Life {
     pub(crate) sessions: BTreeMap<Name, TwinSession>,
     pub(crate) holds: BTreeMap<HoldName, TwinHold>,
     pub(crate) endings: Vec<TwinEnding>,
-    /// Who was called, in any order.
+    /// The clients that were called, in any order.
     pub(crate) called: Vec<(usize, Call)>,
     pub(crate) lost: u64,
 }
@@ -244,7 +244,7 @@ impl Life {
         session.is_some_and(|session| session.user != self.user)
     }
 
-    /// EVENTS was called, whatever it answered.
+    /// EVENTS was called, with any reply.
     pub(crate) fn limits_are_heard(&mut self) {
         self.events_max = Some(self.limits.events_per_session);
     }
@@ -258,13 +258,13 @@ impl Life {
         })
     }
 
-    /// Those that must end, which are found no more.
+    /// Takes out the sessions that must end because they have too many events.
     pub(crate) fn overflowing(&mut self) -> Vec<Name> {
         let found = std::mem::take(&mut self.overflowing);
         found.into_iter().filter(|of| self.overflows(*of)).collect()
     }
 
-    /// Whose connection the session lives by.
+    /// The connection that the session lives by.
     pub(crate) fn client_of(&self, name: Name) -> Option<u64> {
         self.sessions.get(&name)?.client
     }
@@ -363,7 +363,7 @@ impl Life {
         }
     }
 
-    /// Lives begin after those that another server has given.
+    /// Lives begin after the numbers that another server has given.
     pub(crate) fn start_lives(&mut self, guard_ms: i64, now: Now) {
         self.newest = self.newest.max(now.wall_us + guard_ms * 1000);
     }
@@ -452,7 +452,7 @@ impl Life {
 
     // --- Ends ------------------------------------------------------------------------------------
 
-    /// A grant did not arrive: what it gave is to end.
+    /// A grant did not arrive: its holds must end.
     pub(crate) fn take_back(
         &mut self,
         place: Place,
@@ -621,8 +621,8 @@ pub(crate) fn event_of(of: &HoldName, news: News, token: Option<i64>) -> TwinEve
     }
 }
 
-/// Whether nobody promises which of these comes first: those who leave together because there is
-/// nothing left to wait for or because their connection closed, and the holders of one lock.
+/// Whether nothing promises which of these comes first: waiters that leave together because
+/// nothing is left to wait for or because their connection closed, and the holders of one lock.
 fn are_one_step(one: &TwinEvent, next: &TwinEvent) -> bool {
     match (&one.news, &next.news) {
         (News::Error(text), News::Error(next)) => text == next,
@@ -634,7 +634,7 @@ fn are_one_step(one: &TwinEvent, next: &TwinEvent) -> bool {
     }
 }
 
-/// The same, and who is wanted beside what happens at another lock.
+/// The same, and also a WANTED beside an event at another lock.
 fn may_change_places(one: &TwinEvent, next: &TwinEvent) -> bool {
     let is_wanted = |of: &TwinEvent| matches!(of.news, News::Wanted(_));
     let beside = (is_wanted(one) || is_wanted(next)) && one.place != next.place;

@@ -11,7 +11,7 @@
 
 use rlock_core::{HeldBy, Locks, LogOptions, Mode, NEVER};
 
-/// A core that logs what there is to be logged, little of it and soon.
+/// A core that logs all that it can, in a short log and with low thresholds.
 fn locks_that_log() -> Locks {
     let mut locks = Locks::default();
     locks.set_log_options(LogOptions {
@@ -30,7 +30,7 @@ fn assert_invariants(locks: &Locks) {
     let _ = locks;
 }
 
-/// Who is told to have a lock, for the log.
+/// The owner that the log names as the holder.
 fn first_of(holders: &[Box<[u8]>]) -> Option<HeldBy> {
     holders.first().map(|owner| HeldBy {
         owner: owner.clone(),
@@ -45,7 +45,7 @@ fn no_permits() -> ! {
     panic!("nobody asks for permits here")
 }
 
-/// Whoever may read nothing is told nothing, and the others the latest, each once.
+/// A user that may read nothing sees nothing, and the others see the latest entries, each once.
 fn is_log_sound(locks: &Locks) -> Result<(), String> {
     let seen = |may_read: bool| {
         let entries = locks.log_entries();
@@ -61,17 +61,17 @@ fn is_log_sound(locks: &Locks) -> Result<(), String> {
     }
 }
 
-// What stands in for the server: a map, what others write into it, and a driver that does what the
-// module does.
+// The stand-in for the server: a map, the changes that others make to it, and a driver that works
+// like the module.
 mod foreign;
 mod keyspace;
 mod world;
-// What says whether the core is right: a lock too simple to be wrong, and the promises in words.
+// The judges of the core: a lock too simple to be wrong, and the promises in words.
 mod circles;
 mod invariants;
 mod life;
 mod twin;
-// What asks the questions: random histories, all short ones, and tables of arguments.
+// The tests: random histories, all short ones, and tables of arguments.
 mod crowded;
 mod deadlock;
 mod exhaustive;
@@ -89,6 +89,6 @@ mod mixed;
 mod read_write;
 // Permits: a server, a twin and questions of their own.
 mod permits;
-// What a fuzzer asks. Public, because module/core/fuzz builds this file as its library.
+// The bodies for a fuzzer. Public, because module/core/fuzz builds this file as its library.
 pub mod fuzz;
 mod guard;

@@ -25,7 +25,7 @@ fn mode() -> impl Strategy<Value = Mode> {
     proptest::sample::select(vec![Mode::Plain, Mode::Read, Mode::Write])
 }
 
-/// What happens where the module is alone with its clients.
+/// The operations where the module is alone with its clients.
 fn ours() -> impl Strategy<Value = Op> {
     let delay = || prop_oneof![Just(0i64), 1i64..60, Just(1200)];
     prop_oneof![
@@ -53,7 +53,7 @@ fn ours() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What is of no use to those who ask for one kind alone.
+/// Changes that are of no use to the tests of one kind alone.
 fn by_a_script() -> impl Strategy<Value = Change> {
     let fence = proptest::sample::select(vec!["t1", "t77", "7", "", "t07"]);
     prop_oneof![

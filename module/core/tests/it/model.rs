@@ -203,7 +203,7 @@ fn foreign() -> impl Strategy<Value = Op> {
     })
 }
 
-/// What a script or a transaction of somebody else does in one step, about one lock.
+/// The changes of somebody else's script or transaction in one step, to one lock.
 fn script() -> impl Strategy<Value = Vec<Op>> {
     let told = proptest::bool::weighted(0.8);
     (lock(), proptest::collection::vec(change(), 2..4), told).prop_map(|(lock, changes, told)| {
@@ -221,7 +221,7 @@ fn script() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
-/// Who asks from now on, and how many sessions and events there may be.
+/// The user that asks from now on, and how many sessions and events there may be.
 fn who_and_how_many() -> impl Strategy<Value = Op> {
     let allow = (0u32..3, 0u32..4, proptest::bool::weighted(0.2));
     prop_oneof![
@@ -234,7 +234,7 @@ fn who_and_how_many() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What concerns sessions, about one lock and with two connections, so that it meets.
+/// Operations about sessions, on one lock and with two connections, so that they meet.
 fn of_sessions() -> impl Strategy<Value = Op> {
     let lock = || prop_oneof![6 => Just(0usize), 1 => Just(2usize)];
     let acquire = (
@@ -364,7 +364,7 @@ pub(crate) fn renew_several() -> impl Strategy<Value = Op> {
     })
 }
 
-/// What concerns locks that are wanted together, so that it meets.
+/// Operations about locks that are wanted together, so that they meet.
 fn of_several() -> impl Strategy<Value = Op> {
     let lock = || proptest::sample::select(TOGETHER.to_vec());
     let waits = prop_oneof![
@@ -434,7 +434,7 @@ pub(crate) fn interrupt() -> impl Strategy<Value = Op> {
     (0usize..4, by).prop_map(|(reads, by)| Op::Interrupt { reads, by })
 }
 
-/// Holds and waits of sessions at two locks, one by one and together, of owners who meet.
+/// Holds and waits of sessions at two locks, one by one and together, of owners that meet.
 fn belongs_to_a_session() -> impl Strategy<Value = Op> {
     let lock = || prop_oneof![2 => Just(0usize), 1 => Just(1)];
     let both = || prop_oneof![Just(vec![0, 1]), Just(vec![1, 0])];
@@ -772,7 +772,7 @@ proptest! {
     }
 }
 
-/// Histories that once failed, each with what was wrong.
+/// Histories that failed once, each with its fault.
 #[test]
 fn what_once_failed_holds() {
     for (what, history) in once_failed() {

@@ -1,4 +1,4 @@
-//! Whatever bytes a client sends: argument by argument, with the text that it gets.
+//! Any bytes that a client may send: argument by argument, with the text that it gets.
 
 use proptest::prelude::*;
 use rlock_core::request::{
@@ -50,7 +50,7 @@ fn words(line: &str) -> Vec<&[u8]> {
     line.split_ascii_whitespace().map(str::as_bytes).collect()
 }
 
-/// What a request became, in words, or the error text.
+/// A parsed request, in words, or the error text.
 fn shown<T>(parsed: Result<T, CommandError>, show: impl Fn(T) -> String) -> String {
     parsed.map_or_else(|refusal| refusal.to_string(), show)
 }
@@ -234,7 +234,7 @@ fn list(args: &[&[u8]]) -> String {
     })
 }
 
-/// Holds each line's arguments against what it is to become.
+/// Compares each line's arguments with the expected request or error.
 fn check(parse: impl Fn(&[&[u8]]) -> String, table: &[(&str, &str)]) {
     for (line, expected) in table {
         assert_eq!(parse(&words(line)), *expected, "arguments: {line}");
@@ -508,7 +508,7 @@ fn acquire_several_reads_its_arguments() {
             // Named twice counts once, where it was named first.
             ("o 1 4 b a b a", "o Lease(1) 4:b,5:a None None false"),
             ("o 1 2 k k ONCE", "o Lease(1) 4:k None None true"),
-            // What looks like an option is a key where keys are to come.
+            // A word like an option is a key where keys are expected.
             (
                 "o 1 2 ONCE BLOCK",
                 "o Lease(1) 4:ONCE,5:BLOCK None None false",
@@ -1095,7 +1095,7 @@ fn durations_have_bounds() {
     assert_eq!(Wait::from_ms(i64::MIN), None);
 }
 
-/// An integer as the server writes it: what is printed again as it was read.
+/// An integer as the server writes it: a text that is printed again as it was read.
 pub(crate) fn integer(text: &str) -> Option<i64> {
     let number: i64 = text.parse().ok()?;
     (number.to_string() == text).then_some(number)
@@ -1265,7 +1265,7 @@ pub(crate) fn naive_matches(pattern: &[u8], text: &[u8]) -> bool {
     lengths[text.len()]
 }
 
-/// The members of a class as ranges, and what follows the class.
+/// The members of a class as ranges, and the bytes after the class.
 fn naive_class(class: &[u8]) -> (Vec<(u8, u8)>, &[u8]) {
     let mut members = Vec::new();
     let mut at = usize::from(class.first() == Some(&b'^'));

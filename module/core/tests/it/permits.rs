@@ -1,9 +1,9 @@
-//! Permits, and what others do to their keys.
+//! Permits, and changes to their keys by others.
 
-// What says whether the core is right: permits too simple to be wrong.
+// The judge of the core: permits too simple to be wrong.
 mod twin;
-// What stands in for the server: a hash, a limit, and a driver that does what the module does.
+// The stand-in for the server: a hash, a limit, and a driver that works like the module.
 mod world;
-// What asks the questions: random histories, and the contract's own sentences.
+// The tests: random histories, and the contract's own sentences.
 mod model;
 mod sentences;

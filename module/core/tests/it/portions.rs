@@ -1,5 +1,5 @@
-//! Much to do at once: it is done in portions, and what waits costs little. Looks, readings and
-//! words are counted here, never times.
+//! Much work at once: it is done in portions, and waiters cost little. Looks, readings and words
+//! are counted here, never times.
 
 use rlock_core::request::{Acquire, Events, Limit};
 use rlock_core::{
@@ -28,7 +28,7 @@ fn held_until(ends_at: i64) -> Stored {
     })
 }
 
-/// The client with this handle waits for what is stored so.
+/// The client with this handle waits for a lock that is stored like this.
 fn waits(locks: &mut Locks, request: &str, handle: usize, stored: &Stored, now: Now) {
     let request = Acquire::parse(words(request)).unwrap();
     let mut turn = Turn::of(Command::Acquire(&request), 0, u32::MAX);
@@ -50,7 +50,7 @@ fn waits(locks: &mut Locks, request: &str, handle: usize, stored: &Stored, now: 
     locks.enqueue(&mut turn, Some(client), now, &mut effects);
 }
 
-/// So many locks, each held for an hour, and one client waits for each.
+/// `number` locks, each held for an hour, and one client waits for each.
 fn waited_for(number: usize) -> Locks {
     let mut locks = Locks::default();
     let stored = held_until(START.wall_ms() + 3_600_000);
@@ -69,7 +69,7 @@ fn name_of(task: &Task) -> Vec<u8> {
     }
 }
 
-/// The timer fires. The locks that it looks at, and what follows.
+/// Fires the timer. Returns the locks that it looks at, and the effects.
 fn fires(
     locks: &mut Locks,
     now: Now,
@@ -122,7 +122,8 @@ fn few_locks_are_looked_at_every_second_each() {
         let (total, most_at_once, longest) = looks_in(&mut locks, 10_000);
         assert!(total <= 10 * number + 75, "{number}: {total} looks in 10 s");
         assert!(most_at_once <= 75, "{number}: {most_at_once} at once");
-        // All of them began in one moment. What comes together is spread over some of the second.
+        // All of them began in one moment. Looks that come together are spread over some of the
+        // second.
         assert!(longest <= 1900, "{number}: not for {longest} ms");
     }
 }
@@ -201,7 +202,7 @@ fn waiters_for_what_is_no_lock_are_told_in_portions_in_their_order() {
     told.extend(dismissed(&effects));
     assert_eq!((looked_at.len(), told.len()), (3, DECISIONS_MAX + 300));
     assert!(told.is_sorted(), "{told:?}");
-    // Somebody deletes the key: whoever is first now is granted.
+    // Somebody deletes the key: the first waiter that is left is granted.
     let (_, effects) = fires(&mut locks, now.after(1), DECISIONS_MAX, |_| {
         leak(Stored::Free)
     });
@@ -303,7 +304,7 @@ impl Semaphore {
         firings
     }
 
-    /// Alice has one permit, and so many clients wait for one each.
+    /// Alice has one permit, and `number` clients wait for one each.
     fn waited_for(number: usize) -> (Self, Locks) {
         let (mut semaphore, mut locks) = (Self::default(), Locks::default());
         semaphore.limit = Some(b"1".to_vec());
@@ -396,7 +397,7 @@ fn sessions(locks: &mut Locks, number: usize, command: &str) -> Vec<rlock_core::
     (0..number).map(begin).collect()
 }
 
-/// How much each firing brings, of which `of` tells, until nothing is due.
+/// How much each firing brings, as `of` counts it, until nothing is due.
 fn in_portions(locks: &mut Locks, now: Now, of: impl Fn(&Locks, &[Effect]) -> usize) -> Vec<usize> {
     let mut portions = Vec::new();
     while locks.next_deadline(now) == Some(0) {
@@ -466,8 +467,8 @@ fn sessions_whose_graces_end_together_end_in_portions() {
     assert_eq!(locks.gauges(), Gauges::default());
 }
 
-/// The slot of the lock was on its way when its lease ended. Its next look is behind those of many
-/// others, and must not be what tells its waiter that it is free.
+/// The slot of the lock was on its way when its lease ended. The lock's next look is behind those
+/// of many others, and its waiter must not depend on that look to be told.
 #[test]
 fn a_lease_that_ended_while_nobody_knew_who_serves_the_key_is_looked_at_soon_among_many() {
     const LOCKS: usize = 20_000;

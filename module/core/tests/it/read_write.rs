@@ -1,6 +1,6 @@
-//! The read-write lock, beside plain ones of the same names, and what others do to its keys.
+//! The read-write lock, beside plain ones of the same names, and changes to its keys by others.
 
-// What asks the questions: random histories, all short ones, and the contract's own sentences.
+// The tests: random histories, all short ones, and the contract's own sentences.
 mod exhaustive;
 pub(crate) mod model;
 mod sentences;

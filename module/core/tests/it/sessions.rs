@@ -1,5 +1,5 @@
-//! Sessions, told as short stories: who may name them, and how much there may be of them. (The twin
-//! is beside each step here, too.)
+//! Sessions, told as short stories: which users may name them, and how many sessions and events
+//! there may be. (The twin is beside each step here, too.)
 
 use crate::foreign::Change;
 use crate::keyspace::Reading;
@@ -107,7 +107,7 @@ fn told(world: &mut World, op: &Op) -> TwinTold {
     }
 }
 
-/// What the first session is told by this connection, and since which number.
+/// The events that this connection is told for the first session, and the number before them.
 fn hears(world: &mut World, client: usize, heard: Option<After>) -> (u64, Vec<News>) {
     let told = told(world, &asks(client, None, heard));
     (told.after, news(told))
@@ -126,8 +126,7 @@ fn holders(world: &World, lock: usize) -> Vec<Vec<u8>> {
     holders.map(Vec::from).collect()
 }
 
-/// Two events, of which the second is one too many: a hold that was lost, and a grant. And a waiter
-/// at another lock.
+/// Three events: a hold that was lost, and the grants of two waiters.
 fn two_events() -> Vec<Op> {
     vec![
         takes_for_session(A, 2),
@@ -187,7 +186,7 @@ fn an_overflow_begins_another_life_and_leaves_the_holds_to_their_grace() {
     }
 }
 
-/// All that happens before the one who listens can fetch it is one batch, however large.
+/// All events before the listener can fetch them are one batch, however large.
 #[test]
 fn a_session_whose_listener_is_about_to_fetch_goes_on() {
     let story = [
@@ -230,7 +229,7 @@ fn no_more_sessions_begin_than_are_allowed() {
     assert_eq!(after(&full).twin.life.sessions.len(), 1);
     let room = [&full[..], &[allows(2, 9), other(1)]].concat();
     assert_eq!(after(&room).twin.life.sessions.len(), 2);
-    // One that is there goes on, whatever is allowed.
+    // A present session goes on, whatever is allowed.
     let goes_on = [&room[..], &[allows(1, 9), other(2)]].concat();
     assert!(after(&goes_on).twin.life.client_of(1).is_some());
     let no_memory = Op::Allow {
@@ -348,7 +347,7 @@ fn what_else_ends_in_its_step_is_not_what_a_break_was_for() {
     assert_eq!(world.counters().breaks, 1);
 }
 
-/// Whoever has the lock meanwhile is a script, of which nobody has told.
+/// A script has the lock meanwhile, and no event told of that.
 #[test]
 fn what_is_granted_to_an_owner_anew_is_not_what_its_session_had() {
     let is_now = |change| Op::Foreign {
@@ -420,8 +419,8 @@ fn a_session_whose_hold_moves_to_another_is_told() {
     }
 }
 
-/// What a session holds outlives its connection for the grace; with the last hold it ends, however
-/// that ends.
+/// The holds of a session outlive its connection for the grace; the session ends with its last
+/// hold, however that ends.
 #[test]
 fn a_session_without_connection_ends_with_its_last_hold() {
     let other = Op::Events {

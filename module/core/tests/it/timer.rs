@@ -1,4 +1,4 @@
-//! What the timer does beside its commands, and how much of it in one turn.
+//! The timer's work beside the commands, and how much of it is done in one turn.
 
 use rlock_core::request::{Acquire, MultiAcquire, Release};
 use rlock_core::{

@@ -1,5 +1,5 @@
-//! Several locks at once, told as short stories: what the contract promises of them, and how it
-//! ends. (The twin is beside each step here, too.)
+//! Several locks at once, told as short stories: the contract's promises for them, and their
+//! outcome. (The twin is beside each step here, too.)
 
 use crate::foreign::Change;
 use crate::keyspace::Reading;
@@ -98,12 +98,12 @@ fn by_others(lock: usize, change: Change) -> Op {
     }
 }
 
-/// In a transaction nothing is done but what a command does itself.
+/// In a transaction nothing is done but the command's own work.
 fn in_one_step(op: Op) -> Vec<Op> {
     vec![Op::Multi, op]
 }
 
-/// Who holds the first two locks in the end, and who is in their lines.
+/// The holders of the first two locks in the end, and the owners in their queues.
 fn ends_with(history: &[Op], [first, second]: [(&[usize], &[usize]); 2]) {
     let world = replay_to(history, Reading::All).unwrap_or_else(|wrong| panic!("{wrong}"));
     let graph = world.twin.graph();
@@ -143,7 +143,7 @@ fn all_or_none() {
         &[held.clone(), wait_for_all(B, &[1, 0])],
         [(&[A], &[B]), (&[], &[B])],
     );
-    // What it holds already is entered once more, or not at all.
+    // A lock that the owner holds already is entered once more, or not at all.
     let story = [held, take(B, 1), take_all(B, &[0, 1]), release(B, 1)];
     ends_with(&story, [(&[A], &[]), (&[], &[])]);
     let story = [take(B, 1), take_all(B, &[0, 1]), release(B, 1)];
@@ -200,10 +200,10 @@ fn nobody_comes_out_of_turn() {
     ends_with(&given, [(&[B], &[]), (&[B], &[C])]);
     let given = [&given[..], &[release_all(B, &[0, 1])]].concat();
     ends_with(&given, [(&[], &[]), (&[C], &[])]);
-    // And so does one who wants it with others.
+    // And so does a waiter for several locks.
     let held = [take(A, 0), wait_for_all(B, &[0, 1]), wait_for_all(C, &[1])];
     ends_with(&held, [(&[A], &[B]), (&[], &[B, C])]);
-    // Where lock 1 is promised to another who wants it with others, too.
+    // Also where lock 1 is promised to another waiter for several locks.
     let held = [
         take_all(A, &[0, 3]),
         wait_for_all(C, &[1, 3]),
@@ -213,7 +213,7 @@ fn nobody_comes_out_of_turn() {
     ends_with(&story, [(&[], &[B]), (&[], &[C, B])]);
     let story = [&story[..], &[release(A, 3), release_all(C, &[3, 1])]].concat();
     ends_with(&story, [(&[B], &[]), (&[B], &[])]);
-    // Who is behind another at one lock waits for that other, whatever is free elsewhere.
+    // A waiter behind another at one lock waits for that other, whatever is free elsewhere.
     let held = [take_all(A, &[0, 1]), wait(C, 1), wait_for_all(B, &[0, 1])];
     let story = [&held[..], &in_one_step(release_all(A, &[0, 1]))].concat();
     ends_with(&story, [(&[], &[B]), (&[C], &[B])]);
@@ -391,15 +391,15 @@ fn once_keeps_the_place_in_all_lines() {
 
 #[test]
 fn a_circle_is_refused() {
-    // Through what one holds and what it waits for.
+    // Through a hold of an owner and its wait.
     let story = [take(A, 0), take(B, 1), wait(A, 1), wait_for_all(B, &[3, 0])];
     ends_with(&story, [(&[A], &[]), (&[B], &[A])]);
     let story = [take(A, 0), take(B, 1), wait_for_all(A, &[3, 1]), wait(B, 0)];
     ends_with(&story, [(&[A], &[]), (&[B], &[A])]);
-    // Through who stands before it at a lock that is free.
+    // Through a waiter before it at a lock that is free.
     let story = [take(C, 1), wait_for_all(B, &[0, 1]), wait(C, 0)];
     ends_with(&story, [(&[], &[B]), (&[C], &[B])]);
-    // What the owner holds is no reason to wait, so neither is who stands there.
+    // A lock that the owner holds is no reason to wait, so neither are the waiters there.
     let story = [take(A, 0), take(C, 3), wait(B, 0), wait_for_all(A, &[0, 3])];
     ends_with(&story, [(&[A], &[B, A]), (&[], &[])]);
     // A wait that has left is no reason either.
@@ -450,7 +450,7 @@ fn during_the_delay_after_a_start_several_are_entered_only_if_all_are_held() {
         &[&story[..], std::slice::from_ref(&is_over)].concat(),
         [(&[A], &[]), (&[A], &[])],
     );
-    // Those who came first are first.
+    // The waiters are served in the order in which they came.
     let waiting = [&held[..], &[wait_for_all(B, &[1, 0]), wait(C, 0)]].concat();
     let freed = [&waiting[..], &[release_all(A, &[0, 1])]].concat();
     ends_with(&freed, [(&[], &[B, C]), (&[], &[B])]);

@@ -1,5 +1,5 @@
-//! The naive lock, of whatever kind, that always tells the truth: a list of waiters, searched from
-//! the front, and the contract's sentences in the order in which they stand there.
+//! The naive lock, plain or read-write, that always tells the truth: a list of waiters, searched
+//! from the front, and the contract's sentences in their order.
 //!
 //! It shares no decision with the core: it writes its own keyspace by itself, and its error texts
 //! are its own. Where the core and the twin disagree, one of them is wrong.
@@ -31,7 +31,7 @@ const WAITING: &str = "WAITING this owner waits for the lock already, ONCE takes
 const NO_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 const COUNT_MAX: i64 = 2_147_483_647;
 
-/// What a client or the operator is answered.
+/// The reply to a client or the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Held {
@@ -60,7 +60,7 @@ pub(crate) enum Reply {
     Nothing,
 }
 
-/// What a waiter hears in the end.
+/// The message that ends a wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     Granted {
@@ -120,7 +120,7 @@ impl TwinWaiter {
     }
 }
 
-/// What has happened, counted.
+/// Counts of the events so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) grants: u64,
@@ -156,18 +156,18 @@ pub(crate) struct Twin {
     pub(crate) asks_if_wanted: bool,
     /// Whether the core refused the present wait as one without an end.
     pub(crate) is_found: bool,
-    /// The connection that gives a hold back; none of one that no session needs to know of.
+    /// The connection that gives a hold back; none if no session needs to know of it.
     by: Option<u64>,
     /// The locks that were freed in this turn by holds that had to end.
     pub(crate) freed: BTreeSet<Place>,
-    /// How often a lock became free by what was given back or ended.
+    /// How often a release or the end of a hold made a lock free.
     deletions: u64,
-    /// What this turn freed, or opened to more readers: whoever can have it is to have it before
-    /// the turn is over. And what it gave to whom, who may have waited for that together with
-    /// others.
+    /// The locks that this turn freed, or opened to more readers: a waiter that can have one gets
+    /// it before the turn is over. And the locks that it gave to an owner, which may have waited
+    /// for them together with others.
     changed: Vec<(Place, Option<Vec<u8>>)>,
-    /// What was in the way of those who wait for several locks, by seat, when they were last looked
-    /// at.
+    /// The lock that was in the way of each waiter for several locks, by seat, when it was last
+    /// looked at.
     blocked: BTreeMap<usize, Place>,
     /// Which of them could have had all then, but for the delay after the start.
     kept_back: BTreeSet<usize>,
@@ -176,7 +176,7 @@ pub(crate) struct Twin {
     /// Whether the hold that ends is not the last that must end at its lock.
     others_end_too: bool,
     last_token: i64,
-    /// What is left of the time after the start in which nobody is granted a lock.
+    /// The rest of the time after the start in which nobody is granted a lock.
     pub(crate) delay_left_ms: i64,
 }
 
@@ -217,7 +217,7 @@ impl PermitsRequest<'_> {
     }
 }
 
-/// An entry that is to be made, by whoever asked for it.
+/// An entry to make, for its owner.
 #[derive(Clone, Debug)]
 struct Entry {
     owner: Vec<u8>,
@@ -227,7 +227,7 @@ struct Entry {
     once: bool,
     /// Whether it has waited, and is granted now.
     waited: bool,
-    /// The token of what is newly taken, where it is not its own.
+    /// The token of a new hold, unless it gets a token of its own.
     token: Option<i64>,
     /// Whether it is known when the leases of all other readers end.
     looks_at_all: bool,
@@ -269,7 +269,7 @@ impl Twin {
             _ if self.is_free(place) => self.line(place).is_empty() && !self.is_delayed(),
             Mode::Plain => self.holds(place, asked.owner, Mode::Plain),
             Mode::Write => self.holds(place, asked.owner, Mode::Write),
-            // An owner that holds re-enters past the line, and a writer takes READ past it.
+            // An owner that holds re-enters past the queue, and a writer takes READ past it.
             // Readers that arrive after a waiting writer wait behind it.
             Mode::Read => {
                 self.holds(place, asked.owner, Mode::Read)
@@ -360,7 +360,7 @@ impl Twin {
         self.holds(place, owner, Mode::Read) || own.any(|waiter| waiter.mode == Mode::Read)
     }
 
-    /// An owner who asks again keeps its place.
+    /// An owner that asks again keeps its place.
     fn move_to_seat(&mut self, place: &Place, at: usize, newcomer: TwinWaiter, ttl_ms: i64) {
         let line = self.lines.get_mut(place).unwrap();
         let since = line[at].since;
@@ -370,8 +370,8 @@ impl Twin {
         self.is_taken_over(place, &old, &new, ttl_ms);
     }
 
-    /// Whoever sat there for it hears that it no longer waits, unless it is the very session that
-    /// asks.
+    /// The former caller of the seat hears that it no longer waits, unless it is the very session
+    /// that asks.
     fn is_taken_over(&mut self, place: &Place, old: &TwinWaiter, new: &TwinWaiter, ttl_ms: i64) {
         let stays = old.is_queued && new.is_queued && old.session == new.session;
         self.tally.cancels += 1;
@@ -684,7 +684,7 @@ impl Twin {
     }
 
     /// Somebody looks at the key for the first in the queue, and grants that one if it can have the
-    /// lock. Who may follow it is the next look's business.
+    /// lock. The next look decides about the waiter after it.
     pub(crate) fn reconcile(&mut self, place: &Place, now: Now) {
         if let Some(Reply::Refused(text)) = self.not_plain(place)
             && self.none_to_wait_for(place, &text)
@@ -696,8 +696,8 @@ impl Twin {
         };
         let (mode, is_for_several) = (first.mode, first.together.is_some());
         if self.is_free(place) {
-            // Who had it has lost it. How it was held nobody can say any more: for readers and
-            // writers the message is that of the last reader.
+            // The holder has lost the lock. Nobody can say any more how it was held: for readers
+            // and writers the message is that of the last reader.
             self.life.lose_all(place, None, now);
             if self.is_delayed() {
                 return;
@@ -726,8 +726,8 @@ impl Twin {
         }
     }
 
-    /// Another type is nothing to wait for. Another kind than plain may be gone again one day, but
-    /// not for those who wait for others with it. Whether nobody is left, or another is the first.
+    /// Nobody waits for a key of another type. Another kind than plain may be gone again one day,
+    /// but not for waiters for several locks. Whether nobody is left, or another is the first.
     fn none_to_wait_for(&mut self, place: &Place, text: &str) -> bool {
         let is_other_type = self.is_other_type(place);
         let line = self.line(place).to_vec();
@@ -743,13 +743,13 @@ impl Twin {
         seat(&line) != seat(self.line(place))
     }
 
-    /// What a turn did there is no longer so, and nobody was told.
+    /// A lock that a turn changed has changed again, and nobody was told.
     pub(crate) fn changed_unseen(&mut self, place: &Place) {
         self.changed.retain(|(of, _)| of != place);
     }
 
-    /// At the end of a turn: nobody was left to wait for what the turn freed or opened, or gave to
-    /// its owner.
+    /// At the end of a turn: nobody was left to wait for a lock that the turn freed or opened, or
+    /// gave to that owner.
     pub(crate) fn all_are_served(&mut self) -> Result<(), String> {
         for (place, to) in std::mem::take(&mut self.changed) {
             let line = self.line(&place);
@@ -766,7 +766,7 @@ impl Twin {
                 // Where something else was in its way, it is looked at when that has changed.
                 let blocked = self.blocked.get(&waiter.seat);
                 let blocked_elsewhere = blocked.is_some_and(|at| *at != place);
-                // Who is kept back by the delay is looked at when that ends.
+                // A waiter that the delay keeps back is looked at when the delay ends.
                 let kept_back = self.is_delayed() && self.kept_back.contains(&waiter.seat);
                 if self.can_have_all(waiter) && !blocked_elsewhere && !kept_back {
                     return Err(format!("{waiter:?} can have all, and is left to wait"));
@@ -792,7 +792,7 @@ impl Twin {
         self.delay_left_ms > 0
     }
 
-    /// What is left of a lease, or of the delay if that is more.
+    /// The rest of a lease, or of the delay if that is longer.
     fn or_delay(&self, ttl_ms: i64) -> i64 {
         if ttl_ms < 0 {
             ttl_ms
@@ -869,7 +869,7 @@ impl Twin {
         }
     }
 
-    /// Whether somebody else writes, or the hash says so of nobody knows whom.
+    /// Whether somebody else writes, or the hash says that somebody writes and names nobody.
     fn keeps_out(&self, place: &Place, owner: &[u8]) -> bool {
         let writers = self.space.writers(place);
         let says_read = self.space.mode(place) == Some(b"read");
@@ -877,7 +877,7 @@ impl Twin {
             || (!says_read && !writers.iter().any(|of| of == owner))
     }
 
-    /// A hold's count; none of what is no count.
+    /// A hold's count; none if the value is no count.
     fn count(&self, place: &Place, owner: &[u8], mode: Mode) -> Option<i64> {
         let value = self.space.field(place, &field_of(owner, mode))?;
         if mode == Mode::Write {
@@ -924,8 +924,8 @@ impl Twin {
         ends_at.map_or(-1, |end| end - now.wall_ms())
     }
 
-    /// When the lock is the first in line's if nobody does anything: when the key is gone, or with
-    /// only readers in it when the last of them is. A reader would have it before.
+    /// When the first in the queue gets the lock if nobody does anything: when the key is gone, or,
+    /// with only readers in it, when the last of them is. A reader would have it before.
     pub(crate) fn lease_before(&self, place: &Place, mode: Mode) -> Option<i64> {
         let key_end = self.space.get(place).and_then(|entry| entry.ends_at);
         if mode == Mode::Read || self.space.mode(place).is_none() || self.mode(place) != Mode::Read
@@ -947,8 +947,8 @@ impl Twin {
         Self::other_kind(self.kind(place)?, mode)
     }
 
-    /// The kind of a free lock is that of the first in line: during the delay after a start there
-    /// may be one.
+    /// The kind of a free lock is that of the first in its queue: during the delay after a start
+    /// there may be one.
     fn wrong_kind_of_first(&self, place: &Place, mode: Mode) -> Option<Reply> {
         let first = self.line(place).first().filter(|_| self.is_free(place))?;
         Self::other_kind(first.mode.kind(), mode)
@@ -963,7 +963,7 @@ impl Twin {
         }
     }
 
-    /// What no plain lock can be.
+    /// The refusal for a key that can be no plain lock.
     fn not_plain(&self, place: &Place) -> Option<Reply> {
         self.not_a_lock(place)
             .or(self.wrong_kind(place, Mode::Plain))
@@ -1042,7 +1042,7 @@ impl Twin {
         self.count(place, owner, mode) == Some(COUNT_MAX)
     }
 
-    /// Whether the first in line, if it waits for this lock alone, need not wait any longer.
+    /// Whether the first in the queue, if it waits for this lock alone, need not wait any longer.
     pub(crate) fn lets_first_in(&self, place: &Place) -> bool {
         let first = self.line(place).first();
         let Some(first) = first.filter(|first| first.together.is_none()) else {
@@ -1064,12 +1064,12 @@ impl Twin {
         mode == Mode::Read && (writes || is_let_in)
     }
 
-    // --- Who waits for whom ----------------------------------------------------------------------
+    // --- Circles of waits ------------------------------------------------------------------------
 
     fn closes_a_circle(&self, places: &[Place], owner: &[u8], joint: Option<usize>) -> bool {
         let mut graph = self.graph();
         if graph.is_in_a_circle(owner) {
-            // One that others made by what they wrote stands without this wait.
+            // A circle that others made by their writes stands without this wait.
             return self.is_found;
         }
         for place in places {
@@ -1080,7 +1080,7 @@ impl Twin {
         graph.is_in_a_circle(owner)
     }
 
-    /// Who holds and who waits.
+    /// The holders and the waiters.
     pub(crate) fn graph(&self) -> Graph {
         let stands = |waiter: &TwinWaiter| Standing {
             owner: waiter.owner.clone(),
@@ -1119,8 +1119,8 @@ impl Twin {
         let writes = self.holds(place, owner, Mode::Write);
         let reads_on = !self.space.readers(place).is_empty();
         if mode == Mode::Read && held_as == Mode::Write && !writes && !reads_on {
-            // The last reader that was beside somebody else's writer, or `mode`, is gone. What is
-            // left may be nobody.
+            // The last reader beside somebody else's writer, or beside `mode` alone, is gone.
+            // Nobody may be left.
             self.changed.push((place.clone(), None));
             return;
         }
@@ -1162,8 +1162,8 @@ impl Twin {
         endings.any(|of| of.hold.0 == *place && first.is_some_and(|first| first.owner == of.hold.1))
     }
 
-    /// Whether others wrote what cannot be: somebody beside a writer, two owners of a plain lock,
-    /// or `write` with nobody who does. Those in line come in whenever somebody looks.
+    /// Whether others wrote a state that no command makes: somebody beside a writer, two owners of
+    /// a plain lock, or `write` without a writer. Waiters come in whenever somebody looks.
     pub(crate) fn is_mixed(&self, place: &Place) -> bool {
         let Some(mode) = self.space.mode(place) else {
             return self.space.plain_owners(place).len() > 1;
@@ -1203,7 +1203,7 @@ impl Twin {
         let Entry { owner, mode, .. } = entry;
         let (mode, end) = (*mode, now.wall_ms() + entry.lease_ms);
         let is_held = self.holds(place, owner, mode);
-        // Who takes over with ONCE what is its own may cut it short.
+        // An owner that takes its own hold over with ONCE may cut it short.
         let has_own = [Mode::Read, Mode::Write].map(|mode| self.holds(place, owner, mode));
         let looks_at_all = entry.looks_at_all || entry.once && has_own.contains(&true);
         let held = match self.count(place, owner, mode) {
@@ -1213,7 +1213,7 @@ impl Twin {
             Some(held) => held,
         };
         if self.is_free(place) {
-            // What is left of a hash with nobody in it goes.
+            // A hash without a holder goes.
             self.space.delete(place);
         }
         let count = if is_held && entry.once {
@@ -1222,7 +1222,7 @@ impl Twin {
             held + 1
         };
         if !is_held {
-            // What a session had before of it is over, though nobody may have looked.
+            // An earlier hold of this owner for a session is over, though nobody may have seen.
             self.life
                 .lose(&(place.clone(), owner.clone(), mode), None, now);
         }
@@ -1253,8 +1253,8 @@ impl Twin {
                 }
             }
             Mode::Write if self.is_mixed(place) && !looks_at_all => {
-                // Others read beside the writer, nobody has looked until when: but what it reads
-                // itself is known.
+                // Others read beside the writer, and nobody has looked when their leases end; but
+                // the writer's own lease as a reader is known.
                 let present = self.space.get(place).unwrap().ends_at;
                 let mut readers = self.space.readers(place).into_iter();
                 let own = readers.find(|(of, _)| of == owner);
@@ -1262,7 +1262,7 @@ impl Twin {
                 let end = own.max(Some(end)).unwrap();
                 self.expire(place, present.map(|present| present.max(end)));
             }
-            // Who has waited keeps what is left, if that is more.
+            // A waiter that holds the lock keeps the rest of its lease, if that is longer.
             Mode::Plain | Mode::Write if entry.waited && is_held && self.outlasts(place, end) => {}
             Mode::Plain | Mode::Write => self.start_lease(place, owner, mode, end, now),
             Mode::Permits => crate::no_permits(),
@@ -1383,7 +1383,7 @@ impl Twin {
                 let ends = self.ends_known_to(place, owner);
                 let longest = ends.iter().copied().filter(|end| *end != NEVER).max();
                 let wanted = longest.max(Some(end));
-                // What one of them has without an end stays.
+                // A reader whose lease has no end keeps the present expiry from being shortened.
                 let is_endless = ends.contains(&NEVER);
                 let present = present.filter(|_| is_endless);
                 if !is_endless || present.is_some() {
@@ -1394,7 +1394,8 @@ impl Twin {
         }
     }
 
-    /// READ never shortens it. Whoever looks at all readers puts right what others cut short.
+    /// READ never shortens the expiry. A command that looks at all readers mends one that others
+    /// cut short.
     fn prolong(&mut self, place: &Place, owner: &[u8], lease_end: i64, looks_at_all: bool) {
         let readers = self.space.readers(place);
         let looks_at_all = looks_at_all || readers.len() == 1;
@@ -1407,7 +1408,8 @@ impl Twin {
         let ending = ends.iter().copied().filter(|end| *end != NEVER);
         let longest = ending.max().max(Some(lease_end));
         let present = self.space.get(place).unwrap().ends_at;
-        // Somebody else took the expiry away: it comes back when it is known who reads until when.
+        // Somebody else took the expiry away: it comes back once the ends of all readers' leases
+        // are known.
         let is_known = looks_at_all && !ends.contains(&NEVER) && self.mode(place) == Mode::Read;
         if present.is_some() || is_known {
             self.expire(place, present.max(longest));
@@ -1447,7 +1449,7 @@ impl Twin {
         entry.ends_at = end;
     }
 
-    // --- Those in line ---------------------------------------------------------------------------
+    // --- Waiters ---------------------------------------------------------------------------------
 
     /// A waiter hears how its wait ended.
     fn tell(&mut self, place: &Place, waiter: &TwinWaiter, heard: Heard) {
@@ -1476,7 +1478,7 @@ impl Twin {
         self.life.tell(session, event_of(&of, news, token));
     }
 
-    /// Takes out all of whom this is true, each with the lock under which it hears.
+    /// Takes out all waiters for which `of` is true, each with the lock under which it hears.
     fn take_out_all(&mut self, of: impl Fn(&TwinWaiter) -> bool) -> Vec<(Place, TwinWaiter)> {
         let waiters = self.lines.values().flatten();
         let seats: BTreeSet<usize> = waiters
@@ -1503,7 +1505,7 @@ impl Twin {
         places.max().unwrap_or(0)
     }
 
-    /// Takes one out that gets nothing. Who is first after it is for the timer to look at.
+    /// Takes a waiter out that gets nothing. The timer looks at the first waiter after it.
     fn withdraw(&mut self, seat: usize) -> Option<TwinWaiter> {
         let first_in = |place: &Place| {
             let first = self.lines.get(place).and_then(|line| line.first());
@@ -1531,7 +1533,7 @@ fn stale(known: u64) -> Reply {
     ))
 }
 
-/// What somebody is answered who waits, at this place.
+/// The reply to a caller that waits, at this place in the queue.
 fn waits_at(asked: PermitsRequest<'_>, position: usize) -> Reply {
     match asked.waits {
         Waits::Queue(_) => Reply::Queued {

@@ -1,9 +1,9 @@
-//! Every order in which things can happen, to a stated depth.
+//! Every order of operations, to a stated depth.
 //!
-//! A walk goes breadth first from an empty server through an alphabet of things that can happen; a
-//! state that was met before, as far as anybody can tell it from outside, is not entered again by
-//! the same last step. (By another it is: what a step leaves behind inside the core would show in
-//! the next ones.) The first failure is therefore a shortest one; it prints the history that
+//! A walk goes breadth first from an empty server through an alphabet of operations. A state that
+//! was met before, as far as anybody can tell it from outside, is not entered again by the same
+//! last step. (It is by another step: a difference that a step leaves inside the core would show in
+//! the next steps.) The first failure is therefore a shortest one; it prints the history that
 //! replays it.
 
 use crate::keyspace::{Place, Reading, Value};
@@ -37,8 +37,8 @@ impl Walked {
         assert!(self.states > states, "only {} states were met", self.states);
     }
 
-    /// What a history leads to. A short look at the readers is enough where nobody shortens what
-    /// they hold.
+    /// The world after a history. A short look at the readers is enough where nobody shortens their
+    /// leases.
     fn to(&mut self, history: &[Op]) -> World {
         let world = replay_to(history, Reading::Short);
         let world = world.unwrap_or_else(|wrong| panic!("{wrong}\nin history {}", self.steps));
@@ -56,9 +56,9 @@ pub(crate) fn depth(debug: usize, release: usize) -> usize {
     }
 }
 
-/// `seen` is all that decides what can happen next, with times as distances: two histories that
-/// lead to the same text have the same future. None where the walk goes no further. What is true of
-/// each state is `checked`.
+/// `seen` shows all that decides the future, with times as distances: two histories that lead to
+/// the same text have the same future. It is none where the walk goes no further. `checked` looks
+/// at each state.
 pub(crate) fn walk(
     alphabet: &[Op],
     depth: usize,
@@ -68,7 +68,7 @@ pub(crate) fn walk(
     walk_where(|_, _| true, alphabet, depth, seen, checked)
 }
 
-/// The same, of what is `allowed` to happen next.
+/// The same, with only the operations that are `allowed` next.
 pub(crate) fn walk_where(
     allowed: impl Fn(&World, &Op) -> bool,
     alphabet: &[Op],
@@ -110,8 +110,8 @@ pub(crate) fn walk_where(
     walked
 }
 
-/// From two sessions that are there, with what they have `begun` with, through all that these
-/// letters lead to; and then each of these moments.
+/// From two sessions and the history `begun`, through all histories of these letters; and then each
+/// of these moments.
 pub(crate) fn walk_to_moments(
     begun: &[Op],
     letters: &[Op],
@@ -218,7 +218,7 @@ pub(crate) fn fetch_all(mut world: World) -> Result<(), String> {
     world.fetch_all()
 }
 
-/// Those who wait for nothing give back what they hold, and so on until nobody waits.
+/// Owners that wait for nothing give their holds back, and so on until nobody waits.
 pub(crate) fn all_waits_end(mut world: World) -> Result<(), String> {
     loop {
         let graph = world.twin.graph();

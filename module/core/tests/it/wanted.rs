@@ -1,5 +1,5 @@
-//! A caller that was to wait, and whom the server does not block after all, is refused: a holder
-//! that asks is told of it. (The random histories know no such server.)
+//! A caller that must wait, but that the server cannot block, is refused: a holder that asks is
+//! told of it. (The random histories know no such server.)
 
 use rlock_core::request::{Acquire, Events, MultiAcquire};
 use rlock_core::{
@@ -31,7 +31,7 @@ fn held(own: bool) -> Stored {
     })
 }
 
-/// What a command comes to, where this is stored at its locks.
+/// The outcome of a command, where this is stored at its locks.
 pub(crate) fn decide<'a>(
     locks: &mut Locks,
     command: Command<'a>,
@@ -63,7 +63,7 @@ pub(crate) fn asked() -> (Locks, SessionId) {
     (locks, session)
 }
 
-/// What alice hears when a caller of this cannot be blocked.
+/// The events of alice's session when the caller of this command cannot be blocked.
 fn heard_after(command: Command<'_>, stored: &[Stored]) -> Vec<(Vec<u8>, EventKind)> {
     let (mut locks, session) = asked();
     let (mut turn, outcome) = decide(&mut locks, command, stored);

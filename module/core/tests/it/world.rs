@@ -1,5 +1,5 @@
-//! A driver that does with the core what the module does in a server, step by step, with the twin
-//! beside it and every invariant looked at after each step.
+//! A driver for the core that works like the module in a server, step by step, with the twin beside
+//! it and every invariant looked at after each step.
 
 use crate::foreign::{self, Change};
 use crate::invariants::{self, Granted, Ledger};
@@ -20,11 +20,11 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) const LOCKS: [(i32, &[u8]); 4] = [(0, b"a"), (0, b"x{b}y"), (1, b"a"), (0, b"\xff")];
 /// Those in one database, which one command can name together.
 pub(crate) const TOGETHER: [usize; 3] = [0, 1, 3];
-/// Those who want them: any bytes.
+/// The owners that want them: any bytes.
 pub(crate) const OWNERS: [&[u8]; 3] = [b"A", b"B:rwlock_timeout:1", b"\xff\0"];
 /// Their sessions: any bytes.
 pub(crate) const SESSIONS: [&[u8]; 2] = [b"s", b"\xff\0"];
-/// Whose commands they are.
+/// The users that send the commands.
 pub(crate) const USERS: [&[u8]; 2] = [b"default", b"guest"];
 /// How many may wait for one lock.
 pub(crate) const WAITERS_MAX: u32 = 4;
@@ -96,8 +96,7 @@ pub(crate) enum Op {
         client: usize,
         epoch: Epoch,
     },
-    /// What is given back is from now on given back by this connection; from none, no session needs
-    /// to know.
+    /// Holds are from now on given back by this connection; without one, no session needs to know.
     By {
         client: Option<usize>,
     },
@@ -109,7 +108,7 @@ pub(crate) enum Op {
     AskIfWanted {
         asks: bool,
     },
-    /// The server allows so much from now on.
+    /// The limits of the server from now on.
     Allow {
         sessions: u32,
         events: u32,
@@ -143,12 +142,12 @@ pub(crate) enum Op {
     StepClock {
         ms: i64,
     },
-    /// A blocked client's connection closes: of those who wait, then of those whose grant is still
-    /// on its way, the one with this number, counted around.
+    /// A blocked client's connection closes: of the waiters, and then of the clients whose grant is
+    /// still on its way, the one with this number, counted around.
     Disconnect {
         client: usize,
     },
-    /// Whatever is on its way arrives, and those who were called get their events.
+    /// Messages in flight arrive, and clients that were called get their events.
     Deliver,
     /// Somebody else writes to the keys, all in one step; `told` is whether an event says so.
     Foreign {
@@ -170,7 +169,7 @@ pub(crate) enum Op {
     Failover {
         guard_ms: i64,
     },
-    /// The server starts, with what it has loaded: for so long nobody is granted a lock. Nothing
+    /// The server starts, with its loaded data: for `delay_ms` nobody is granted a lock. Nothing
     /// where somebody waits already.
     Start {
         delay_ms: i64,
@@ -182,16 +181,16 @@ pub(crate) enum Op {
     /// MULTI: no timer and no blocking until [`Op::Exec`], whatever ends meanwhile.
     Multi,
     Exec,
-    /// The timer fires all the same, and decides no more than so much.
+    /// The timer fires all the same, and makes no more than this many decisions.
     Tick {
         decisions: usize,
     },
-    /// The next command has so little time for what is not its own.
+    /// The next command has time for only this many decisions about others.
     ShortTurn {
         decisions: usize,
     },
-    /// After so many more reads something comes between what is read next and what is decided by
-    /// it: another module called us while a key was being opened.
+    /// After this many more reads something comes between the next read and the decision by it:
+    /// another module called us while a key was being opened.
     Interrupt {
         reads: usize,
         by: Interruption,
@@ -220,9 +219,9 @@ pub(crate) struct World {
     ledger: Ledger,
     clock: Clock,
     how: Reading,
-    /// Who waits: the core's name for it, by seat.
+    /// The waiters: the core's name for each, by seat.
     waiting: BTreeMap<usize, WaiterId>,
-    /// The core's names for all who ever waited.
+    /// The core's names for all former and present waiters.
     ever_waited: Vec<WaiterId>,
     /// Grants that were told and have not arrived.
     under_way: Vec<UnderWay>,
@@ -253,7 +252,7 @@ pub(crate) struct World {
     unseen_holds: BTreeSet<(HoldName, Option<i64>)>,
 }
 
-/// What comes between reading and deciding.
+/// An interruption between reading and deciding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interruption {
     Timer,
@@ -263,12 +262,12 @@ pub(crate) enum Interruption {
     Disconnect(usize),
 }
 
-/// When the timer fires in the midst of something else, and what came of it.
+/// When the timer fires in the midst of something else, and its state.
 #[derive(Debug, Default)]
 pub(crate) struct Timer {
-    /// After how many reads something comes between what is read and what is decided by it.
+    /// After how many reads an interruption comes between the read and its decision.
     pub(crate) comes_after: Option<(usize, Interruption)>,
-    /// Whether its turn goes on, of which a command's is not the end.
+    /// Whether the timer is firing, and the end of a turn is not the end of its work.
     pub(crate) is_part: bool,
     /// Whether it has left something to do.
     pub(crate) is_cut_short: bool,
@@ -289,7 +288,7 @@ impl Timer {
         }
     }
 
-    /// What comes after this read, if something does.
+    /// The interruption after this read, if it is due.
     pub(crate) fn comes_between(&mut self) -> Option<Interruption> {
         let (reads, by) = self.comes_after.take()?;
         self.comes_after = reads.checked_sub(1).map(|reads| (reads, by));
@@ -341,7 +340,7 @@ impl World {
 #[derive(Clone, Copy, Debug)]
 struct Clock {
     now: Now,
-    /// What a turn has read of it.
+    /// The time that a turn has read.
     read: Now,
     /// How far the wall clock is behind the most it was ever ahead.
     set_back_ms: i64,
@@ -365,7 +364,7 @@ impl Default for Clock {
 /// Runs a history from the start.
 ///
 /// # Errors
-/// What was wrong, and after which step.
+/// The fault, and the step after which it was found.
 pub(crate) fn replay(history: &[Op], how: Reading) -> Result<World, String> {
     let mut world = replay_to(history, how)?;
     let tell = |wrong| format!("{wrong}\nat the end of this history:\n{history:?}");
@@ -373,7 +372,7 @@ pub(crate) fn replay(history: &[Op], how: Reading) -> Result<World, String> {
     Ok(world)
 }
 
-/// The same, and nobody has fetched yet what is there to be fetched.
+/// The same, but the events at the end are not fetched yet.
 pub(crate) fn replay_to(history: &[Op], how: Reading) -> Result<World, String> {
     let mut world = World::new(how);
     for (at, op) in history.iter().enumerate() {
@@ -385,7 +384,8 @@ pub(crate) fn replay_to(history: &[Op], how: Reading) -> Result<World, String> {
 }
 
 impl World {
-    /// One thing happens, the driver does its part, and everything is compared. What was answered.
+    /// One operation happens, the driver does its part, and everything is compared. Returns the
+    /// reply.
     pub(crate) fn step(&mut self, op: &Op) -> Result<Reply, String> {
         self.overlook_shared_holds();
         let (of_core, of_twin) = self.happen(op)?;
@@ -405,8 +405,8 @@ impl World {
             crate::is_log_sound(&self.locks)?;
             invariants::is_at_rest(&self.locks, &self.twin, unseen, others, set_back_ms, now)?;
             invariants::sessions_are_at_rest(&self.locks, &self.twin, &self.unseen_holds, now)?;
-            // That a script took a lock which was promised to one who waits for several is seen by
-            // the periodic look.
+            // A script may take a lock that was promised to a waiter for several locks: only the
+            // periodic look sees that.
             let is_known = self.written_by_others.is_empty() || !self.twin.any_waits_for_several();
             if self.unseen.is_empty() && is_known {
                 self.twin.nobody_is_left_to_be_told()?;
@@ -428,7 +428,7 @@ impl World {
         self.locks.next_deadline(self.clock.now)
     }
 
-    /// Whose grants are under way, of which locks, and whether they would be taken back for good.
+    /// The owners of grants under way, their locks, and whether these would be taken back for good.
     pub(crate) fn under_way(&self) -> impl Iterator<Item = (&[u8], Mode, Vec<(Place, bool)>)> {
         self.under_way
             .iter()
@@ -445,18 +445,18 @@ impl World {
             })
     }
 
-    /// Who waits for a lock, in order.
+    /// The waiters of a lock, in order.
     pub(crate) fn line(&self, lock: usize) -> &[TwinWaiter] {
         self.twin.line(&place(lock))
     }
 
-    /// What stands in the keyspace.
+    /// The keyspace.
     pub(crate) fn space(&self) -> &Keyspace {
         &self.space
     }
 
-    /// Where an owner reads both with us and with Redisson, which writes no token, what is on
-    /// record cannot be told from what is there: as if that had changed without word.
+    /// Where an owner reads both with us and with Redisson, which writes no token, the hold on
+    /// record cannot be told from the one in the keys: it counts as changed without word.
     fn overlook_shared_holds(&mut self) {
         for (of, hold) in &self.twin.life.holds {
             let (place, owner, mode) = of;
@@ -539,7 +539,7 @@ impl World {
         }
     }
 
-    /// What is no command of ours. In a transaction there is neither time nor I/O.
+    /// An operation that is no command of ours. In a transaction there is neither time nor I/O.
     fn happen_around(&mut self, op: &Op) -> Result<(), String> {
         match *op {
             Op::Pass { ms } if !self.in_multi => self.pass(ms),
@@ -670,8 +670,8 @@ impl World {
         )
     }
 
-    /// In a turn that was cut short holds that must end may be left where the search for a circle
-    /// asks: then it is given up, of which the twin knows nothing.
+    /// In a turn that was cut short, holds that must end may be left in the way of the search for a
+    /// circle: then the search is given up, and the twin knows nothing of that.
     pub(crate) fn given_up(&mut self, decided: &Result<Outcome, CommandError>) -> Option<Reply> {
         let Err(error @ CommandError::ChainTooLong) = decided else {
             return None;
@@ -681,7 +681,7 @@ impl World {
         is_short.then(|| Reply::Refused(error.to_string()))
     }
 
-    /// What an ACQUIRE or MACQUIRE was answered, once it waits if it must.
+    /// The replies to an ACQUIRE or MACQUIRE, after it has begun to wait if it must.
     fn answer(
         &mut self,
         turn: &mut Turn<'_>,
@@ -720,8 +720,8 @@ impl World {
         }
     }
 
-    /// Drives a turn as the module does: reads what is asked for, and carries out what is decided.
-    /// The twin does the same after each task; the command itself when it is `decided`.
+    /// Drives a turn as the module does: reads as the task asks, and carries out the effects. The
+    /// twin does the same after each task; the command itself when it is `decided`.
     fn drive(
         &mut self,
         turn: &mut Turn<'_>,
@@ -737,7 +737,8 @@ impl World {
         self.twin.freed.clear();
         for number in 0..1000 {
             let Some(task) = self.locks.next_task(turn, self.clock.read) else {
-                // What a turn that was cut short has left is served when the timer fires again.
+                // The work that a turn left when it was cut short is done when the timer fires
+                // again.
                 if !self.timer.is_part && !self.timer.is_cut_short {
                     self.twin.all_are_served()?;
                 }
@@ -866,7 +867,7 @@ impl World {
         }
     }
 
-    /// What the core has just decided without a command, the twin does as well.
+    /// The twin follows a decision that the core has just made without a command.
     fn twin_follows(
         &mut self,
         purpose: Purpose,
@@ -909,7 +910,7 @@ impl World {
         }
     }
 
-    /// Where somebody sits who waits for just these locks.
+    /// The seat of this owner's wait for just these locks.
     fn seat_of(&self, places: &[Place], owner: &[u8]) -> Option<usize> {
         let is_meant = |waiter: &&TwinWaiter| {
             let together = waiter.together.as_deref();
@@ -919,7 +920,7 @@ impl World {
         waiter.map(|waiter| waiter.seat)
     }
 
-    /// Whose wait has ended first leaves first. Of several that end together any may.
+    /// The wait that ends first leaves first. Of several that end together any may.
     fn is_earliest(&self, seat: usize) -> Result<(), String> {
         let waiters = self.twin.lines.values().flatten();
         let earliest = waiters.filter_map(|waiter| waiter.wait_end).min();
@@ -1183,10 +1184,10 @@ impl World {
         Err("there is always something more to do".into())
     }
 
-    /// The timer fires once, and decides at most so much.
+    /// The timer fires once, and makes at most this many decisions.
     fn tick(&mut self, decisions: usize) -> Result<(), String> {
         let is_part = std::mem::replace(&mut self.timer.is_part, true);
-        // What ended in the turn that it interrupts is that turn's own.
+        // Locks that were freed in the interrupted turn are that turn's own.
         let freed = std::mem::take(&mut self.twin.freed);
         self.timer.is_cut_short |= decisions < DECISIONS_MAX;
         self.fire(decisions)?;
@@ -1361,7 +1362,7 @@ impl World {
     }
 }
 
-/// What a replica refuses.
+/// The operations that a replica refuses.
 fn writes(op: &Op) -> bool {
     matches!(
         op,
@@ -1376,7 +1377,7 @@ fn writes(op: &Op) -> bool {
     )
 }
 
-/// Brings those into one order who leave together, because nothing is left to wait for.
+/// Brings waiters into one order that leave together, because nothing is left to wait for.
 fn left_in_any_order(mut heard: Vec<(usize, Heard)>) -> Vec<(usize, Heard)> {
     let together = |one: &(usize, Heard), next: &(usize, Heard)| {
         matches!(one.1, Heard::Refused(_)) && one.1 == next.1

@@ -1,10 +1,10 @@
 //! Steps without a keyspace: whatever the core reads is anything at all, other at each step, as if
 //! somebody rewrote every key between any two of them, and both clocks may be anywhere.
 //!
-//! No twin could say what is right then. What must hold all the same: no step panics or goes on for
-//! ever; a refusal changes nothing; whoever is told something waited for it, and is told once;
-//! every number that a client is told is one that it can be told; new tokens grow; and when all
-//! connections are closed nothing is left.
+//! No twin could say which outcome is right then. These statements hold all the same: no step
+//! panics or goes on for ever; a refusal changes nothing; a client that is told something waited
+//! for it, and is told once; every number that a client is told is one that it can be told; new
+//! tokens grow; and when all connections are closed nothing is left.
 
 use super::choices::Choices;
 use rlock_core::request::{
@@ -451,7 +451,7 @@ impl<'a> Core<'a> {
         }
     }
 
-    /// Those who took a free lock have a token larger than any before.
+    /// The new holder of a free lock has a token larger than any before.
     fn is_held(&mut self, count: i64, token: Token, is_new: bool) {
         assert!(count >= 1, "{count}");
         if is_new {
@@ -757,7 +757,7 @@ impl<'a> Core<'a> {
         assert!(self.blocked.remove(&client).is_some(), "twice: {effect:?}");
     }
 
-    /// What INFO and LIST show.
+    /// INFO and LIST agree, and show every blocked client.
     fn is_consistent(&self) {
         let mut waiters = 0;
         let mut shown = BTreeSet::new();
@@ -788,7 +788,7 @@ impl<'a> Core<'a> {
         self.choices = Choices::new(&[]);
         self.is_settled = true;
         self.come_to_rest();
-        // What could not be looked at is tried again a second later.
+        // A lock that could not be looked at is tried again a second later.
         self.now.wall_us += 10_000_000;
         self.now.mono_ms = i64::MAX;
         self.locks.all_changed(None);

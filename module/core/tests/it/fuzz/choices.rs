@@ -1,6 +1,6 @@
 //! A fuzzer's bytes as choices.
 
-/// What the bytes decide, one choice after the other. At their end every choice is the first.
+/// The choices that the bytes decide, one after the other. At their end every choice is the first.
 #[derive(Debug)]
 pub(super) struct Choices<'a>(&'a [u8]);
 
@@ -9,8 +9,8 @@ impl<'a> Choices<'a> {
         Self(data)
     }
 
-    /// The same choices once more. What they decide uses up no bytes: those that found something
-    /// once go on saying the same.
+    /// The same choices once more. They use up no bytes, so that bytes that found something once go
+    /// on saying the same.
     pub(super) fn again(&self) -> Self {
         Self(self.0)
     }
@@ -27,7 +27,7 @@ impl<'a> Choices<'a> {
         *first
     }
 
-    /// One of so many, of which there are 256 at most.
+    /// A number below `count`, which is 256 at most.
     pub(super) fn below(&mut self, count: usize) -> usize {
         usize::from(self.byte()) % count
     }
@@ -45,7 +45,7 @@ impl<'a> Choices<'a> {
         i64::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// Any bytes, so many at most.
+    /// Any bytes, `most` of them at most.
     pub(super) fn bytes(&mut self, most: usize) -> Vec<u8> {
         (0..self.below(most + 1)).map(|_| self.byte()).collect()
     }

@@ -84,7 +84,7 @@ fn history_of(
 }
 
 /// Core and twin, whichever way the keys are read: a short look is enough only where nobody
-/// shortens what others hold.
+/// shortens the leases of others.
 fn agree(history: &[Op]) {
     let mut ops = history.iter();
     let is_alone = !ops.any(|op| matches!(op, Op::Foreign { .. }));
@@ -479,7 +479,7 @@ impl Passing {
     }
 }
 
-/// What comes before the timer, once sessions have ended.
+/// An operation that comes before the timer, once sessions have ended.
 fn meanwhile(choices: &mut Choices<'_>) -> Op {
     let lock = choices.below(2);
     let change = match choices.below(9) {

@@ -12,7 +12,7 @@ use rlock_core::request::{
 };
 use rlock_core::{CommandError, Glob, Lease, Mode, Moment, Now, Permits, SessionRef, Token, Wait};
 
-/// What an argument is.
+/// The kind of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Key,
@@ -204,8 +204,8 @@ fn guard(args: &[&[u8]]) -> Result<Words, CommandError> {
     Ok([fixed, mode_of(of.mode), token_of(of.token)].concat())
 }
 
-/// Whatever the arguments are: a request that says what they say, and says it again when it is
-/// written down, in other cases and another order; or the text that names what is wrong.
+/// Any arguments become a request that says the same, and says it again when it is written down, in
+/// other cases and another order; or a text that names the fault.
 pub fn requests(data: &[u8]) {
     let mut choices = Choices::new(data);
     let grammar = &GRAMMARS[choices.below(GRAMMARS.len())];
@@ -299,7 +299,7 @@ fn shown(args: &Words) -> String {
 
 // --- What is sent --------------------------------------------------------------------------------
 
-/// Mostly what the command takes, so that what is wrong stands at any place.
+/// Mostly arguments that the command takes, so that a wrong one stands at any place.
 fn arguments(grammar: &Grammar, choices: &mut Choices<'_>) -> Words {
     let mut args = Words::new();
     for kind in grammar.fixed {
@@ -461,7 +461,7 @@ fn read(grammar: &Grammar, args: &Words) -> Result<Words, String> {
     go_together(&given, args)?;
     for (name, _) in grammar.options {
         let value = given.iter().find(|(of, _)| of == name);
-        // No grace is what is meant without one.
+        // GRACE 0 means the same as no GRACE.
         let Some((_, value)) = value.filter(|(of, value)| *of != "GRACE" || value[0] != b"0")
         else {
             continue;
@@ -507,7 +507,7 @@ fn option<'g>(
     Ok((name, value))
 }
 
-/// What the options forbid each other.
+/// The options that exclude each other.
 fn go_together(given: &[(&str, Words)], args: &Words) -> Result<(), String> {
     let has = |name| given.iter().any(|(of, _)| *of == name);
     if has("QUEUE") && has("BLOCK") {

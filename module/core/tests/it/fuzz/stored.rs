@@ -1,4 +1,5 @@
-//! What others left in the keyspace: any fields and values, any ends, any timeout keys, any type.
+//! Leftovers of others in the keyspace: any fields and values, any ends, any timeout keys, any
+//! type.
 //!
 //! The keyspace of the read-write lock's tests reads it as the module does, and refuses to write
 //! what would let a second holder in.
@@ -16,8 +17,8 @@ const OWNERS: [&[u8]; 4] = [b"A", b"B:rwlock_timeout:1", b"\xff\0", b""];
 const MODES: [Mode; 3] = [Mode::Plain, Mode::Read, Mode::Write];
 const WAITERS_MAX: u32 = 4;
 
-/// Whatever is stored, it is read as something, and by all in the same way; and each command
-/// answers, with what stands there afterwards.
+/// Any stored value is read as something, and by all commands in the same way; and each command's
+/// reply agrees with the keys afterwards.
 pub fn stored(data: &[u8]) {
     let mut choices = Choices::new(data);
     fields_are_numbers(&choices.bytes(24));
@@ -32,7 +33,7 @@ pub fn stored(data: &[u8]) {
     }
 }
 
-/// A count and a token are what is printed again as it was read.
+/// A count and a token are texts that are printed again as they were read.
 fn fields_are_numbers(value: &[u8]) {
     let count = match number(value).filter(|count| *count >= 1) {
         Some(count) => Count::Valid(count),
@@ -100,8 +101,8 @@ impl World {
         self.space.read(&self.at, owner, look, how)
     }
 
-    /// One is the same for all who look, and at every look: whether somebody has it, whether that
-    /// is a lock at all; and nobody is told a time that cannot be.
+    /// All owners see the same at every look: whether somebody has the lock, and whether it is a
+    /// lock at all; and nobody is told a time that cannot be.
     fn looks_agree(&self) {
         let holders = self.space.holders(&self.at);
         for owner in OWNERS.into_iter().chain([&b"fence"[..]]) {
@@ -153,8 +154,8 @@ impl World {
         self.space.expire(self.now.wall_ms());
     }
 
-    /// The whole turn of a command. Its effects are those of its decision; what comes after it in
-    /// the turn is carried out as well.
+    /// The whole turn of a command. Returns the effects of its decision; later effects of the turn
+    /// are carried out as well.
     fn decide(
         &mut self,
         command: Command<'_>,
@@ -314,7 +315,7 @@ impl World {
     }
 }
 
-/// What an owner has, each with its mode.
+/// The holds of the owner, each with its mode.
 fn own(stored: Stored) -> Vec<(Mode, Count)> {
     let all = match stored {
         Stored::Plain(hash) => vec![(Mode::Plain, hash.own)],
@@ -331,7 +332,7 @@ fn own(stored: Stored) -> Vec<(Mode, Count)> {
         .collect()
 }
 
-/// A command that is well formed is refused for what stands there, and for nothing else.
+/// A command that is well formed is refused for the stored value, and for nothing else.
 fn is_of_what_is_stored(refusal: &CommandError, stored: Stored) {
     let own = || own(stored).into_iter().map(|(_, count)| count);
     let fits = match refusal {
@@ -386,7 +387,7 @@ fn value(choices: &mut Choices<'_>) -> Vec<u8> {
     }
 }
 
-/// Any end, or none. What has one before now is gone already.
+/// Any end, or none. A key with an end before now is gone already.
 fn end(choices: &mut Choices<'_>, wall_ms: i64) -> Option<i64> {
     let near = choices.of(&[50, 0, 1, 7, 900]);
     match choices.below(4) {

@@ -70,7 +70,7 @@ fn holders_that_never_release_are_cleared_away() {
         of_session: false,
     };
     world.step(&long).unwrap();
-    // What expired holders leave, each in a field of its own.
+    // The fields that expired holders leave, one each.
     let hash = world.space.hash.as_mut().unwrap();
     for number in 0..20 {
         hash.insert(format!("gone{number}").into_bytes(), b"1:9:t1".to_vec());

@@ -3,7 +3,7 @@
 use rlock_core::Now;
 use std::collections::BTreeMap;
 
-/// One who holds some.
+/// A hold of permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub(crate) permits: i64,
@@ -11,11 +11,11 @@ pub(crate) struct Hold {
     pub(crate) end: i64,
     pub(crate) token: i64,
     pub(crate) of_session: bool,
-    /// Whether the session is to hear when somebody waits for what it holds.
+    /// Whether the session asks to hear when somebody waits for these permits.
     pub(crate) asks_if_wanted: bool,
 }
 
-/// One who waits for some.
+/// A waiter for permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Waiter {
     pub(crate) owner: usize,
@@ -24,13 +24,13 @@ pub(crate) struct Waiter {
     pub(crate) lease_ms: i64,
     pub(crate) of_session: bool,
     pub(crate) wanted: bool,
-    /// The blocked client; none of one that is queued for the session.
+    /// The blocked client; none if the wait is queued for the session.
     pub(crate) client: Option<usize>,
     /// Monotonic, in milliseconds.
     pub(crate) wait_end: Option<i64>,
 }
 
-/// What a command is answered.
+/// The reply to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Nothing,
@@ -43,7 +43,7 @@ pub(crate) enum Reply {
     Refused(String),
 }
 
-/// What a blocked client hears, or a session by an event of this owner.
+/// The message to a blocked client, or the event of this owner for its session.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Heard {
     Granted { token: i64 },
@@ -53,14 +53,14 @@ pub(crate) enum Heard {
     Wanted(usize),
 }
 
-/// To whom it is said.
+/// The receiver of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum To {
     Client(usize),
     Session(usize),
 }
 
-/// What is asked for.
+/// A request for permits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) owner: usize,
@@ -102,7 +102,7 @@ fn refused(text: &str) -> Reply {
 }
 
 impl Twin {
-    /// Whether so many fit, when none but these are held.
+    /// Whether `permits` more fit, when only these are held.
     fn fits<'h>(
         &self,
         permits: i64,
@@ -114,7 +114,7 @@ impl Twin {
         limit.is_some_and(|limit| out + permits <= limit)
     }
 
-    /// When so many would fit if nobody renewed: what a caller is told who does not get them.
+    /// When `permits` would fit if nobody renewed, as a caller is told that does not get them.
     pub(crate) fn ttl_ms(&self, permits: i64, of: Option<i64>, now: Now) -> i64 {
         let mut ends: Vec<i64> = self.holds.values().map(|hold| hold.end).collect();
         ends.push(now.wall_ms() - 1);
@@ -350,7 +350,7 @@ impl Twin {
         self.settle(now);
     }
 
-    /// The session ends, with its holds and waits, and what it was not told.
+    /// The session ends, with its holds, its waits and its undelivered events.
     pub(crate) fn end_session(&mut self, now: Now) {
         self.is_attached = false;
         self.holds.retain(|_, hold| !hold.of_session);
@@ -390,7 +390,7 @@ impl Twin {
         self.holds.retain(|_, hold| !is_over(hold));
     }
 
-    /// Strictly one after the other: the first waits until what it asked for fits.
+    /// Strictly one after the other: the first waits until its permits fit.
     pub(crate) fn settle(&mut self, now: Now) {
         loop {
             let without = |of: &Waiter| self.limit.is_none() && of.of.is_none();
@@ -452,7 +452,7 @@ impl Twin {
         }
     }
 
-    /// Tells those who asked that somebody of these does not get what it wants.
+    /// Tells each holder that asked that another of these owners does not get its permits.
     fn tell_who_keeps_out(&mut self, owners: &[usize]) {
         let length = self.queue.len();
         for (holder, hold) in &mut self.holds {

@@ -1,4 +1,4 @@
-//! A driver that does with the core what the module does in a server, with the twin beside it.
+//! A driver for the core that works like the module in a server, with the twin beside it.
 
 use super::twin::{Heard, Reply, Request, To, Twin, WAITERS_MAX};
 use rlock_core::request::{Acquire, Cancel, Events, Limit, Release, Renew, WaitMode};
@@ -60,7 +60,7 @@ pub(crate) enum Op {
     Disconnect {
         client: usize,
     },
-    /// Whatever is on its way arrives.
+    /// Messages in flight arrive.
     Deliver,
     /// The session's connection fetches its events, or closes.
     Fetch,
@@ -85,7 +85,7 @@ pub(crate) enum Op {
         owner: usize,
         permits: i64,
     },
-    /// The server starts, and grants nothing for so long.
+    /// The server starts, and grants nothing for this time.
     Delay {
         ms: i64,
     },
@@ -142,7 +142,7 @@ fn index_of(owner: &[u8]) -> usize {
 /// Runs a history from the start.
 ///
 /// # Errors
-/// What was wrong, and after which step.
+/// The fault, and the step after which it was found.
 pub(crate) fn replay(history: &[Op], looks_at_all: bool) -> Result<World, String> {
     let mut world = World::new(looks_at_all);
     for (step, op) in history.iter().enumerate() {
@@ -331,7 +331,7 @@ impl World {
         Ok(())
     }
 
-    /// A hold that ends with the key, in the name of one who has none.
+    /// Writes a hold that ends with the key, for an owner without one.
     fn write_hold(&mut self, owner: usize, permits: i64) {
         let Space { hash, ends_at, .. } = &mut self.space;
         if self.twin.holds.contains_key(&owner) {
@@ -589,7 +589,7 @@ impl World {
         (hash.stored(is_about_permits), others)
     }
 
-    /// Who holds some, and whose leases are over.
+    /// The holders, and the fields of holders whose leases are over.
     fn holders(&self) -> (Counts, Fields) {
         let (mut holders, mut gone) = (Vec::new(), Vec::new());
         for (field, value) in self.space.hash.iter().flatten() {
@@ -749,7 +749,7 @@ impl World {
             .collect()
     }
 
-    /// What is on record beside the keys is what is there.
+    /// The core counts the twin's waiters and session holds, and no pending release.
     fn is_never_too_many(&self) -> Result<(), String> {
         let gauges = self.locks.gauges();
         let of_session = self.twin.holds.values().filter(|hold| hold.of_session);
@@ -775,7 +775,7 @@ fn take_those(told: &mut Told, is_it: impl Fn(&To) -> bool) -> Told {
     taken
 }
 
-/// Grants in their order; those who leave with nothing, in any.
+/// Grants in their order; waiters that leave with nothing, in any.
 fn in_any_order(told: Told) -> (Told, Told) {
     let is_grant = |of: &(To, Heard)| matches!(of.1, Heard::Granted { .. });
     let (grants, mut others): (Vec<_>, Vec<_>) = told.into_iter().partition(is_grant);

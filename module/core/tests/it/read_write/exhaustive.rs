@@ -64,9 +64,9 @@ fn a_writer_that_reads_ends_with_both_sessions_in_any_order() {
     walked.is_more_than(30);
 }
 
-/// With the deadlock check on there is no state in which everybody waits for somebody: those who
-/// wait for nothing give back what they hold, and so on until nobody waits. One lock is a
-/// read-write lock, the other a plain one.
+/// With the deadlock check on there is no state in which everybody waits for somebody: owners that
+/// wait for nothing give their holds back, and so on until nobody waits. One lock is a read-write
+/// lock, the other a plain one.
 #[test]
 fn nobody_waits_for_ever_in_any_order() {
     let walked = walk(&alphabet_of_waits(), depth(4, 6), seen, Some(all_waits_end));
@@ -133,7 +133,7 @@ fn alphabet(owners: usize) -> Vec<Op> {
     ops
 }
 
-/// Three who wait in the queue, one of them for the plain kind too.
+/// Three owners that wait in the queue, one of them for the plain kind too.
 fn alphabet_of_three() -> Vec<Op> {
     let lock = 0;
     let of_owner = |owner| {
@@ -157,7 +157,7 @@ fn alphabet_of_three() -> Vec<Op> {
     ops
 }
 
-/// One session, two owners who wait for one lock through it or hold it in it.
+/// One session, two owners that wait for one lock through it or hold the lock in it.
 fn alphabet_of_a_session() -> Vec<Op> {
     let (lock, session) = (0, 0);
     let of_session = |owner, mode, lease_ms, waits, once| Op::Acquire {
@@ -216,7 +216,7 @@ fn of_session(session: usize, owner: usize, mode: Mode, waits: Waits) -> Op {
     }
 }
 
-/// What two sessions, and owners without one, can have when the sessions end.
+/// The holds and waits that two sessions, and owners without one, can have when the sessions end.
 fn letters_of_two_sessions() -> Vec<Op> {
     let (block, queue) = (Waits::Block(0), Waits::Queue(0));
     vec![
@@ -233,7 +233,7 @@ fn letters_of_two_sessions() -> Vec<Op> {
     ]
 }
 
-/// The sessions end, and what comes next is all that comes before the timer.
+/// The sessions end, and the next operations are all that come before the timer.
 fn moments(between: &[Option<Op>]) -> Vec<Vec<Op>> {
     let commands = [
         None,
@@ -259,9 +259,9 @@ fn moments(between: &[Option<Op>]) -> Vec<Vec<Op>> {
     moments
 }
 
-/// Three owners who wait for a read-write lock and a plain one.
+/// Three owners that wait for a read-write lock and a plain one.
 fn alphabet_of_waits() -> Vec<Op> {
-    // With ONCE: who waits for a lock does not wait for it twice.
+    // With ONCE an owner that waits for a lock does not wait for it twice.
     let wait = |lock, owner, mode| Op::Acquire {
         lock,
         owner,
@@ -289,7 +289,7 @@ fn alphabet_of_waits() -> Vec<Op> {
     (0..OWNERS.len()).flat_map(of_owner).collect()
 }
 
-/// What answers a walk must not be all alike.
+/// A short history of the walk: two readers wait for a writer, and both are granted.
 #[test]
 fn the_walk_meets_what_it_is_for() {
     let lock = 0;

@@ -17,12 +17,12 @@ use rlock_core::Mode;
 /// Fewer where nothing is optimized.
 const CASES: u32 = if cfg!(debug_assertions) { 300 } else { 3_000 };
 
-/// Mostly those of the read-write lock.
+/// Mostly the modes of the read-write lock.
 fn mode() -> impl Strategy<Value = Mode> {
     prop_oneof![6 => Just(Mode::Read), 5 => Just(Mode::Write), 1 => Just(Mode::Plain)]
 }
 
-/// What Redisson does, with leases like those of its users.
+/// The changes that Redisson makes, with leases like those of its users.
 pub(crate) fn by_redisson() -> impl Strategy<Value = Change> {
     let lease_ms = || prop_oneof![Just(9i64), Just(30), Just(70)];
     prop_oneof![
@@ -41,7 +41,7 @@ fn small_count_field() -> impl Strategy<Value = &'static str> {
     proptest::sample::select(vec!["1", "2", "3", "0", "-1", "01", "", "one"])
 }
 
-/// What a hand does that knows nothing of locks.
+/// The changes of a hand that knows nothing of locks.
 pub(crate) fn by_hand() -> impl Strategy<Value = Change> {
     let number = || 1i64..4;
     let text = proptest::sample::select(vec!["1", "0", "77", "t9", "", "-3"]);
@@ -99,7 +99,7 @@ pub(crate) fn foreign<S: Strategy<Value = Change>>(change: fn() -> S) -> impl St
     })
 }
 
-/// What happens where the module is alone with its clients.
+/// The operations where the module is alone with its clients.
 fn ours() -> impl Strategy<Value = Op> {
     prop_oneof![
         14 => acquire(mode()),
@@ -129,7 +129,7 @@ pub(crate) fn tick_or_interrupt() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Holds and waits of sessions at one lock, in both modes, of owners who meet.
+/// Holds and waits of sessions at one lock, in both modes, of owners that meet.
 fn belongs_to_a_session() -> impl Strategy<Value = Op> {
     let mode = || prop_oneof![Just(Mode::Read), Just(Mode::Write)];
     let waits = prop_oneof![
@@ -215,8 +215,8 @@ fn sessions_end_together() -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
-/// One that writes for one session and reads for another, and two who wait: when all ends in one
-/// moment, it may grant one too many.
+/// An owner that writes for one session and reads for another, and two waiters: when all ends in
+/// one moment, a wrong core may grant one too many.
 fn held_twice_and_waited_for() -> impl Strategy<Value = Vec<Op>> {
     let mode = || prop_oneof![1 => Just(Mode::Read), 2 => Just(Mode::Write)];
     let waits = || {
@@ -344,7 +344,7 @@ proptest! {
     #[test]
     fn core_and_twin_agree_when_sessions_end_together(history in history_of_endings()) {
         replay(&history, Reading::All).map_err(TestCaseError::fail)?;
-        // A short look is enough only where nobody shortens what others hold.
+        // A short look is enough only where nobody shortens the leases of others.
         if !history.iter().any(|op| matches!(op, Op::Foreign { .. })) {
             replay(&history, Reading::Short).map_err(TestCaseError::fail)?;
         }

@@ -179,7 +179,7 @@ fn readers_wait_behind_a_waiting_writer_and_come_in_together() {
         Reply::NotHeld { ttl_ms }
     );
     server.waits(C, Read);
-    // An owner that holds re-enters past the line.
+    // An owner that holds re-enters past the queue.
     assert!(matches!(
         server.acquires(A, Read, 50, Waits::No),
         Reply::Held { count: 2, .. }
@@ -242,7 +242,7 @@ fn a_writer_reads_past_the_line_and_becomes_a_reader() {
     server.waits(C, Write);
     server.takes(A, Read, 80);
     assert!(!server.holds(B, Read));
-    // Those whom the writer held up are granted at once, and the next writer is not.
+    // Readers that the writer held up are granted at once, and the next writer is not.
     assert_eq!(server.releases(A, Write), Reply::Number(0));
     assert!(server.holds(A, Read) && server.holds(B, Read) && !server.holds(C, Write));
     assert_eq!(server.releases(A, Read), Reply::Number(0));
@@ -352,7 +352,7 @@ fn a_circle_through_both_kinds_is_refused() {
         server.waits(B, wait);
         let closes = on(1, acquire(A, Plain, 50, FOREVER));
         assert_eq!(server.does(&closes), Reply::Deadlock);
-        // When the wait has left there is none.
+        // When the wait has left there is no circle.
         server.does(&Op::Cancel {
             lock: 0,
             owner: B,
@@ -360,7 +360,7 @@ fn a_circle_through_both_kinds_is_refused() {
         });
         assert_eq!(server.does(&closes), Reply::Waits);
     }
-    // A reader held up by a waiting writer alone waits for those whom the writer waits for.
+    // A reader held up by a waiting writer alone waits for the holders that the writer waits for.
     let mut server = Server::new();
     server.takes(A, Read, 50);
     server.does(&on(1, acquire(C, Plain, 50, Waits::No)));
@@ -398,11 +398,11 @@ fn a_script_may_change_the_kind_and_those_in_line_stay() {
     let lease_ms = Some(20);
     server.sees(&[Change::Take { owner: C, lease_ms }]);
     assert_eq!(server.line(), [(OWNERS[B], Read)]);
-    // The kind is the holder's, not that of those in line.
+    // The kind is the holder's, not that of the waiters.
     assert_eq!(code(server.acquires(A, Read, 9, FOREVER)), "WRONGKIND");
     assert_eq!(server.acquires(A, Plain, 9, FOREVER), Reply::Waits);
     assert_eq!(server.releases(C, Plain), Reply::Number(0));
-    // Now it is the first in line's, who has it; the other kind waits on behind it.
+    // Now the first in the queue has the lock; the other kind waits on behind it.
     assert!(server.holds(B, Read));
     assert_eq!(server.line(), [(OWNERS[A], Plain)]);
     server.releases(B, Read);
@@ -474,7 +474,7 @@ fn a_writers_lease_starts_anew_and_is_never_below_its_own_reading() {
     assert_eq!(server.renews(A, Write, 80), Reply::Number(1));
     let left = server.releases_with(A, Write, Named::No, Some(60));
     assert_eq!((left, server.lease_left()), (Reply::Number(1), 60));
-    // The downgrade shrinks it to what the reader has.
+    // The downgrade shrinks it to the reader's lease.
     assert_eq!(server.releases(A, Write), Reply::Number(0));
     assert_eq!(server.lease_left(), 40);
 }
@@ -675,7 +675,7 @@ fn when_the_last_reader_beside_a_scripts_writer_goes_the_line_is_looked_at() {
         told: false,
     });
     assert_eq!(server.line(), [(OWNERS[B], Write)]);
-    // What one holds is re-entered, never waited for.
+    // An owner re-enters its own hold, and never waits for it.
     server.releases(C, Read);
     assert_eq!(server.line(), []);
 }
@@ -910,7 +910,7 @@ fn a_scripts_hold_is_not_lost_when_another_in_the_hash_gets_a_token() {
     assert_eq!(server.events(0, 0), []);
 }
 
-/// The next in line need not wait until somebody looks again.
+/// The next in the queue need not wait until somebody looks again.
 #[test]
 fn two_waiting_writers_whom_a_script_makes_holders_are_both_told() {
     let mut server = Server::new();
@@ -980,7 +980,7 @@ fn the_timer_removes_readers_without_a_lease() {
     assert!(!is_there(&server));
 }
 
-/// What one holds is re-entered, never waited for: also by somebody who waited for it already.
+/// An owner re-enters its own hold, and never waits for it, even if it waited there already.
 #[test]
 fn a_waiter_whom_a_script_lets_read_waits_for_nobody_ahead_of_it() {
     let mut server = Server::new();
@@ -1007,7 +1007,7 @@ fn a_waiter_whom_a_script_lets_read_waits_for_nobody_ahead_of_it() {
     assert_eq!(wait, Reply::Waits);
 }
 
-/// A writer whose two sessions die in one packet is gone, and one of those who wait is let in.
+/// A writer whose two sessions die in one packet is gone, and one waiter is let in.
 #[test]
 fn writing_and_reading_under_two_sessions_end_together() {
     for closed in [[0, 1], [1, 0]] {
@@ -1081,7 +1081,7 @@ fn a_hold_is_looked_at_after_what_ends_beside_it() {
 
 // --- The delay after a start ---------------------------------------------------------------------
 
-/// A server that has started, with what it has loaded.
+/// A server that has started, with its loaded data.
 fn started(server: &mut Server, delay_ms: i64) {
     server.does(&Op::Start { delay_ms });
 }

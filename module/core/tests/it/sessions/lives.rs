@@ -23,7 +23,7 @@ fn holds(locks: &[usize]) -> World {
     after(&all)
 }
 
-/// A session with this number of broken holds, none of which it has been told.
+/// A session with this number of broken holds, and none of these events was delivered.
 fn lost(number: usize) -> World {
     let locks: Vec<usize> = (0..number).collect();
     let mut world = holds(&locks);
@@ -131,8 +131,8 @@ enum Dies {
     BeforeTheReply,
 }
 
-/// Three events, and before and after each the connection may die. The client says what it has
-/// heard.
+/// Three events, and before and after each the connection may die. The client names the last event
+/// that it has heard.
 #[test]
 fn a_connection_that_dies_at_any_step_loses_no_event_and_brings_none_twice() {
     let deaths = [Dies::Never, Dies::BeforeTheCall, Dies::BeforeTheReply];
@@ -292,7 +292,7 @@ fn one_reply_has_a_thousand_events_and_the_next_call_tells_the_rest_at_once() {
     // The reply was lost with its connection.
     let (since, events) = hears(&mut world, 1, Some(After::Seq(500)));
     assert_eq!((since, events.len()), (500, 1000));
-    // Without AFTER a call acknowledges those that were told.
+    // Without AFTER a call acknowledges the events that were told.
     let blocks = Op::Events {
         session: 0,
         client: 1,

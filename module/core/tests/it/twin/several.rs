@@ -283,7 +283,7 @@ impl Twin {
         self.refused += 1;
     }
 
-    /// The longest of what is left of the leases that others have; -1 if one has no end.
+    /// The longest rest of the leases that others have; -1 if one has no end.
     fn ttl_of_others(&self, places: &[Place], owner: &[u8], now: Now) -> i64 {
         let of_others = |place: &&Place| {
             let owners = self.space.plain_owners(place);
@@ -300,7 +300,7 @@ impl Twin {
         left.into_iter().max().unwrap_or(0)
     }
 
-    /// What one whose wait is over hears.
+    /// The TTL in the message to a waiter whose wait is over.
     pub(super) fn ttl_of_wait(&self, seat: usize, now: Now) -> i64 {
         let waiter = self.waiter(seat);
         let together = waiter.and_then(|of| Some((of.together.as_ref()?, &of.owner)));

@@ -1,11 +1,11 @@
-//! WANTED: who hears that somebody waits whom its hold keeps out.
+//! WANTED: which sessions hear that a hold of theirs keeps a waiter out.
 
 use super::{PermitsRequest, Reply, Twin};
 use crate::keyspace::Place;
 use crate::life::{HoldName, Name, News, event_of};
 use rlock_core::Mode;
 
-/// Readers let others read, and nobody waits for what it holds.
+/// Readers let others read, and an owner does not wait for its own hold.
 fn keeps_out((_, holder, held_as): &HoldName, owner: &[u8], mode: Mode) -> bool {
     holder != owner && !(*held_as == Mode::Read && mode == Mode::Read)
 }
@@ -16,8 +16,8 @@ impl Twin {
         self.asks_if_wanted && session.is_some()
     }
 
-    /// The owner's hold asks. Who has the lock alone hears at once if somebody waits; beside a
-    /// reader others may come in first.
+    /// The owner's hold asks. A hold that has the lock alone hears at once if somebody waits;
+    /// beside a reader others may come in first.
     pub(super) fn ask_if_wanted(&mut self, place: &Place, owner: &[u8], mode: Mode) {
         let of = (place.clone(), owner.to_vec(), mode);
         if let Some(hold) = self.life.holds.get_mut(&of) {
@@ -28,7 +28,7 @@ impl Twin {
         }
     }
 
-    /// What an ACQUIRE or RENEW was answered: a hold of it asks, if it is to.
+    /// An ACQUIRE or RENEW got this reply: its hold asks, if the command does.
     pub(super) fn asking(&mut self, reply: Reply, of: (&Place, &[u8], Mode), asks: bool) -> Reply {
         if asks && matches!(reply, Reply::Held { .. } | Reply::Number(1)) {
             self.ask_if_wanted(of.0, of.1, of.2);
@@ -42,7 +42,7 @@ impl Twin {
         self.tell_who_keeps_out(place, &[wants]);
     }
 
-    /// Tells the holds that ask and keep somebody in the line out.
+    /// Tells the holds that ask and keep a waiter out.
     pub(super) fn tell_who_keeps_out_any(&mut self, place: &Place) {
         let line = self.line(place).iter();
         let waiting: Vec<_> = line.map(|of| (of.owner.clone(), of.mode)).collect();
@@ -69,7 +69,7 @@ impl Twin {
         }
     }
 
-    /// With nothing left to do, a hold that asks keeps out nobody in the line.
+    /// With nothing left to do, a hold that asks keeps out no waiter.
     pub(crate) fn nobody_is_left_to_be_told(&self) -> Result<(), String> {
         let is_left = |of: &HoldName| {
             let mut line = self.line(&of.0).iter();

@@ -1,4 +1,4 @@
-//! What the driver does for sessions: EVENTS, those who wait there, and connections that close.
+//! The driver's part for sessions: EVENTS, clients that wait there, and connections that close.
 
 use super::{Op, SESSIONS, World};
 use crate::life::{After, Call, Epoch, Life, Name, News, TwinEvent, TwinTold, in_any_order};
@@ -21,7 +21,7 @@ pub(super) struct Listening {
     name: Name,
     session: SessionId,
     client_id: u64,
-    /// What it is to hear as soon as whatever is on its way arrives.
+    /// The call that it gets as soon as the messages in flight arrive.
     called: Option<Call>,
 }
 
@@ -80,7 +80,7 @@ impl World {
             grace_ms: asked.grace_ms,
         };
         if !self.twin.life.sessions.contains_key(&name) {
-            // What the last session of this name was to be told ended with it.
+            // Undelivered events of the last session of this name ended with it.
             self.ledger.loses_its_line(name, &self.twin);
         }
         let now = self.clock.now;
@@ -125,7 +125,7 @@ impl World {
         Ok((Reply::Waits, Reply::Waits))
     }
 
-    /// Takes the events of a session, and what they should be.
+    /// Takes the events of a session from the core, and from the twin.
     fn take_events(
         &mut self,
         name: Name,
@@ -198,7 +198,7 @@ impl World {
         Ok((of_core, self.twin.bound(name, former)))
     }
 
-    /// Those who were called get their events, or hear that they are no longer the ones to.
+    /// Clients that were called get their events, or hear that another connection has taken over.
     fn deliver(&mut self) -> Result<(Reply, Reply), String> {
         self.under_way.clear();
         let called: Vec<(usize, Call)> = self
@@ -329,7 +329,7 @@ impl World {
         self.connections.iter().position(|of| *of == client_id)
     }
 
-    /// Which connections are blocked, and what they are called for.
+    /// The connections that wait for events, and the calls that they get.
     pub(crate) fn called_and_blocked(&self) -> Vec<(Option<usize>, Option<Call>)> {
         let listening = self.listening.values();
         listening

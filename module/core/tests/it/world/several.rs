@@ -1,4 +1,4 @@
-//! What the driver does for several locks at once.
+//! The driver's part for several locks at once.
 
 use super::{LOCKS, OWNERS, Op, SESSIONS, WAITERS_MAX, World, is_deadlock, number, place};
 use crate::keyspace::Place;
