@@ -17,7 +17,8 @@ use crate::locks::lost;
 use crate::quorum::{Parts, QuorumError, Round, Terms};
 use crate::{ErrorKind, locked, task};
 
-/// A lock that is held on a majority of servers; made by [`QuorumLock::lock`] and its siblings.
+/// A lock that is held on a majority of servers; made by
+/// [`QuorumLock::lock`](crate::QuorumLock::lock) and its siblings.
 ///
 /// Dropping it gives the lock back on all servers, in the background. [`unlock`](Self::unlock) does
 /// the same and tells how it went.
@@ -130,9 +131,10 @@ impl QuorumGuard {
     /// Ends when a server reports that another client tries to get the lock, so that a long task
     /// can give it back at a good moment. A holder that ignores this keeps the lock.
     ///
-    /// Others do not wait in a queue but try [again and again](QuorumLock), at all servers. So this
-    /// ends at the report of the first server that refused one of them; a majority is not needed.
-    /// The other servers report the same try a little later, so the next call may end at once.
+    /// Others do not wait in a queue but try [again and again](crate::QuorumLock), at all servers.
+    /// So this ends at the report of the first server that refused one of them; a majority is not
+    /// needed. The other servers report the same try a little later, so the next call may end at
+    /// once.
     ///
     /// The first call asks each server for reports, by a renewal in the background. A later call
     /// asks the servers that have reported since.
