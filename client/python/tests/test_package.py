@@ -13,7 +13,7 @@ from concurrent.futures import Future
 import pytest
 import redis
 import redis.asyncio
-from harness import Proxy, Server, until
+from harness import Proxy, Server, free_port, until
 from redis.exceptions import LockError, LockNotOwnedError, NoPermissionError
 
 from rlock_redis import (
@@ -269,7 +269,8 @@ def test_a_cluster_client_is_refused_in_words(server):
 
 
 def test_at_one_node_of_a_cluster_another_nodes_lock_is_refused_in_words():
-    server = Server("--cluster-enabled", "yes")
+    # By default the second port is 10,000 above the first, and may not exist.
+    server = Server("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     try:
         server.run("CLUSTER", "ADDSLOTSRANGE", 0, 8000)
         server.run("CONFIG", "SET", "cluster-require-full-coverage", "no")
