@@ -21,9 +21,7 @@ use redis::RedisError;
 ///   acknowledged it in time; nothing is held. After a renewal: the hold stays as it was.
 ///
 /// After an unknown `lock()`, `try_lock()` or `lock_timeout()` the client releases a possible grant
-/// in the background. It does not if the [`Owner`](crate::Owner) has other guards of the lock,
-/// because the release could end them too. At worst the lock stays taken until its lease ends, or
-/// until the same owner locks it again.
+/// in the background. At worst the lock stays taken until its lease ends.
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,

@@ -461,10 +461,10 @@ impl<M> Guard<M> {
     /// # Errors
     ///
     /// - Lost: it was not held any more. Somebody else may have had the lock in the meantime; their
-    ///   hold is untouched.
-    /// - Unavailable, unknown: two tries failed. The background goes on trying until the lease
-    ///   has ended. Only beside another guard of the same owner it does not, for a second release
-    ///   could take the other's hold: the lock may then stay taken for one lease longer.
+    ///   hold is untouched. It is no error if the connection broke, and the server finds nothing
+    ///   when it is told again: it may have given the lock back the first time.
+    /// - Unavailable, unknown: no answer came within the response timeout. The client goes on in
+    ///   the background; it names the grant's token, so no later hold can be released by it.
     ///
     /// # Examples
     ///
