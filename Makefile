@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help run cli test soak chaos simulate exhaust model check test-servers prometheus interop languages memcheck fuzz \
-	faults simulate-faults bench plots instructions dist dist-check dist-arm64 dist-debian release-check \
+	faults mutants simulate-faults bench plots instructions dist dist-check dist-arm64 dist-debian release-check \
 	install clean
 
 # Tests run in their crate's folder, so a relative path to a server is made absolute here.
@@ -75,6 +75,9 @@ fuzz: ## Fuzz the core, FUZZ_SECONDS= a target (60), on a nightly compiler
 
 faults: ## Put known faults back into a copy of the core and see each net catch them
 	@scripts/faults
+
+mutants: ## Change the core and the client at single places and see a test fail; SEED=, MINUTES=
+	@scripts/mutants
 
 simulate-faults: install ## The same with faults of client and core, and the simulation
 	@scripts/simulate-faults

@@ -6,7 +6,7 @@
 //! `plots`), so that these can be made anew: [`Words::plots_only`].
 //!
 //! - `uncontended`, `hand_over`, `contended`, `crates`, `growth`, `memory`, `tax`, `kept`,
-//!   `servers`, `network`: the parts
+//!   `servers`, `network`, `rest`: the parts
 //! - `redisson`: the one contender that is no Rust, for `crates`
 //! - `host`, `load`, `wire`, `waiters`: servers, and the commands sent to them
 //! - `rounds`, `results`, `numbers`, `report`, `plot`: turns, files, figures, tables, pictures
@@ -41,6 +41,7 @@ mod numbers;
 mod plot;
 mod redisson;
 mod report;
+mod rest;
 mod results;
 mod rounds;
 mod servers;
@@ -77,7 +78,7 @@ struct Part {
     plots: fn(&Results) -> Vec<(&'static str, String)>,
 }
 
-const PARTS: [Part; 10] = [
+const PARTS: [Part; 11] = [
     Part {
         name: uncontended::PART,
         measure: uncontended::measure,
@@ -137,6 +138,12 @@ const PARTS: [Part; 10] = [
         measure: network::measure,
         report: network::report,
         plots: network::plots,
+    },
+    Part {
+        name: rest::PART,
+        measure: rest::measure,
+        report: rest::report,
+        plots: |_| Vec::new(),
     },
 ];
 

@@ -12,7 +12,7 @@ use crate::plot::{Bars, Group};
 use crate::report::Report;
 use crate::results::{Results, at};
 use crate::rounds::{Run, alternate};
-use crate::uncontended::{COMPARE, RLOCK, SET_DEL, contenders};
+use crate::uncontended::{COMPARE, NATIVE, RLOCK, SET_DEL, contenders};
 
 pub(crate) const PART: &str = "servers";
 
@@ -20,7 +20,7 @@ pub(crate) const PART: &str = "servers";
 const PROGRAMS: &str = "RLOCK_BENCH_SERVERS";
 const IO_THREADS: usize = 2;
 const PIPELINES: [usize; 2] = [1, 16];
-const ALL: [&str; 3] = [RLOCK, SET_DEL, COMPARE];
+const ALL: [&str; 4] = [RLOCK, SET_DEL, COMPARE, NATIVE];
 
 pub(crate) fn measure(run: &Run) -> Results {
     let mut results = Results::new(PART, &Pace::MEASURES);
@@ -71,7 +71,8 @@ pub(crate) fn report(results: &Results) -> Report {
     report.says(
         "As in part 1. Servers with io-threads have both cores, and so share one with the load: \
          on a machine with more cores they do more. Pairs a second with RLOCK; against the first \
-         server; and against plain commands and a script on the same server.",
+         server; and against plain commands, a script, and the command of newer servers \
+         that deletes a key if it has a value, on the same server.",
     );
     let servers = results.cases();
     for pipeline in PIPELINES {
@@ -87,6 +88,7 @@ pub(crate) fn report(results: &Results) -> Report {
                     Spread::of_ratios(&speed(&here), &speed(&first)).to_string(),
                     against(SET_DEL),
                     against(COMPARE),
+                    against(NATIVE),
                 ]
             })
             .collect();
@@ -97,6 +99,7 @@ pub(crate) fn report(results: &Results) -> Report {
                 "against the first",
                 SET_DEL,
                 "compare-and-delete",
+                "DELEX or DELIFEQ",
             ],
             &rows,
         );
@@ -114,7 +117,7 @@ pub(crate) fn plots(results: &Results) -> Vec<(&'static str, String)> {
             let speed = results.spread(&at, way, "per_second");
             (way.to_owned(), speed)
         };
-        let bars = ALL.map(bar).to_vec();
+        let bars = results.contenders(&at).iter().map(|way| bar(way)).collect();
         let name = name.replace(" with io-threads", " threads");
         Group { name, bars }
     });

@@ -1,6 +1,6 @@
 //! Part 1: uncontended locks. Take and give back, as fast as it goes.
 
-use rlock_tests::Server;
+use rlock_tests::{Reply, Server};
 
 use crate::host::Host;
 use crate::load::{CONNECTIONS, Load, Pace, all_of};
@@ -20,6 +20,7 @@ pub(crate) const OWNER: &str = "0b6bdc62-8d5c-4c0e-9d6f-6b8a5c1f2e3d:1234";
 pub(crate) const RLOCK: &str = "RLOCK.ACQUIRE + RLOCK.RELEASE";
 pub(crate) const SET_DEL: &str = "SET NX PX + DEL";
 pub(crate) const COMPARE: &str = "SET NX PX + compare-and-delete script";
+pub(crate) const NATIVE: &str = "SET NX PX + DELEX or DELIFEQ";
 const SCRIPTS: &str = "re-entrant scripts with message and latch";
 
 const ALONE: &str = "alone";
@@ -158,7 +159,7 @@ pub(crate) fn contenders(server: &Server) -> Vec<Contender> {
     let compare_and_delete = wire.load(scripts::COMPARE_AND_DELETE);
     let acquire = wire.load(scripts::ACQUIRE);
     let release = wire.load(scripts::RELEASE);
-    vec![
+    let mut contenders = vec![
         rlock(),
         set_del(),
         Contender {
@@ -184,7 +185,40 @@ pub(crate) fn contenders(server: &Server) -> Vec<Contender> {
                 }
             }),
         },
-    ]
+    ];
+    contenders.extend(native(server));
+    contenders
+}
+
+/// The safe release that newer servers have as a command: `DELEX` in Redis from 8.4 on, `DELIFEQ`
+/// in Valkey from 9.0 on.
+fn native(server: &Server) -> Option<Contender> {
+    let has = |command: &str| {
+        let info = server.run(format!("COMMAND INFO {command}"));
+        matches!(info.array(), [Reply::Array(_)])
+    };
+    let (command, condition) = if has("DELIFEQ") {
+        ("DELIFEQ", None)
+    } else if has("DELEX") {
+        ("DELEX", Some("IFEQ"))
+    } else {
+        return None;
+    };
+    Some(Contender {
+        name: NATIVE,
+        pair: Box::new(move |key| {
+            let words: Vec<&str> = [command, key]
+                .into_iter()
+                .chain(condition)
+                .chain([OWNER])
+                .collect();
+            Pair {
+                take: set(key),
+                give: Step::of(&words, &[":1"]),
+                afterwards: Step::default(),
+            }
+        }),
+    })
 }
 
 impl Contender {
