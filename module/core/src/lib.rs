@@ -38,6 +38,7 @@ pub use interface::effect::{Effect, Field, Grant, Holder, TimeoutKey, Value, Wai
 pub use interface::error::{CommandError, NotGuarded};
 pub use interface::event::{Event, EventKind, LostReason, Moment, Told};
 pub use interface::guarded;
+pub use interface::outcome::Outcome;
 pub use interface::request;
 pub use interface::stored::{
     Count, Hash, HeldBy, ReadHold, ReadWrite, Stored, WriteHold, is_value_of_lock,
@@ -53,7 +54,7 @@ pub use memory::log::pattern::{PATTERN_LEN_MAX, PATTERNS_MAX, PatternCounters, a
 pub use memory::session::{Attached, SessionLimits, SessionView};
 pub use memory::state::{HoldView, Locks};
 pub use memory::table::{Gauges, QueueView, WaiterView};
-pub use turn::turn::{DECISIONS_MAX, Outcome, Turn};
+pub use turn::turn::{DECISIONS_MAX, Turn};
 pub use turn::waiting::{BlockedClient, Joined};
 pub use values::circle::Circle;
 pub use values::glob::Glob;

@@ -1,4 +1,4 @@
-//! A decision about one lock, and the steps of which all decisions are made.
+//! A decision, and the steps of which all decisions are made.
 //!
 //! Each decision is total: any stored value has an answer. The effects must be carried out in their
 //! order: writes, then the unlock message, then replies to waiters. Otherwise a waiter could be
@@ -8,7 +8,7 @@ use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Effect, Field, Holder, Value, Write};
 use crate::interface::error::CommandError;
 use crate::interface::event::{EventKind, LostReason};
-use crate::interface::request::Acquire;
+use crate::interface::outcome::Outcome;
 use crate::interface::stored::{Count, Stored};
 use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::agenda::Job;
@@ -26,10 +26,8 @@ use std::rc::Rc;
 /// The result of an ACQUIRE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    /// The caller holds the lock.
-    Held { count: i64, token: Token },
-    /// The caller does not hold the lock, and does not wait.
-    NotHeld { ttl_ms: i64 },
+    /// The caller holds the lock, or does not and does not wait.
+    Decided(Outcome),
     /// The lock is free but has waiters. They are granted first; then the command is decided again.
     ReconcileFirst,
     /// The caller must wait.
@@ -37,8 +35,8 @@ pub(crate) enum Acquired {
 }
 
 impl Acquired {
-    pub(crate) fn held((count, token): (i64, Token)) -> Self {
-        Self::Held { count, token }
+    pub(crate) fn held(count: i64, token: Token) -> Self {
+        Self::Decided(Outcome::Held { count, token })
     }
 }
 
@@ -74,16 +72,22 @@ pub(crate) struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    pub(crate) fn of(request: &Acquire<'a>, session: Option<SessionId>) -> Self {
+    /// The first entry of a plain lock.
+    pub(crate) fn new(
+        owner: &'a [u8],
+        holder: Holder,
+        lease: Lease,
+        session: Option<SessionId>,
+    ) -> Self {
         Self {
-            owner: request.owner,
-            holder: Holder::Caller,
-            mode: request.mode,
-            asked: request.asked,
+            owner,
+            holder,
+            mode: Mode::Plain,
+            asked: None,
             token: None,
-            lease: request.lease,
+            lease,
             session,
-            once: request.once,
+            once: false,
             waited: false,
         }
     }
@@ -110,9 +114,10 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// A decision about one lock, while it is made.
+/// A decision while it is made: about one lock, or about several one after the other.
 pub(crate) struct Decision<'d> {
     pub(crate) locks: &'d mut Locks,
+    /// The lock that it is about; of several the first.
     pub(crate) at: LockRef<'d>,
     /// The lock's place among the locks that were read.
     pub(crate) place: usize,
@@ -120,25 +125,18 @@ pub(crate) struct Decision<'d> {
     pub(crate) effects: &'d mut Vec<Effect>,
 }
 
-impl Locks {
-    pub(crate) fn decision<'d>(
-        &'d mut self,
-        at: LockRef<'d>,
-        place: usize,
-        now: Now,
-        effects: &'d mut Vec<Effect>,
-    ) -> Decision<'d> {
+impl Decision<'_> {
+    /// The part of this decision that is about another of the locks that were read.
+    pub(crate) fn part<'p>(&'p mut self, place: usize, at: LockRef<'p>) -> Decision<'p> {
         Decision {
-            locks: self,
+            locks: self.locks,
             at,
             place,
-            now,
-            effects,
+            now: self.now,
+            effects: self.effects,
         }
     }
-}
 
-impl Decision<'_> {
     pub(crate) fn count_grant(&mut self) {
         count(&mut self.locks.counters.grants);
         if let Some(of) = self.locks.patterns.of(self.at.name) {

@@ -65,7 +65,7 @@ impl Decision<'_> {
         self.publish(held_as);
         // The first waiter waits for other locks as well. It may be able to have all of them now.
         if let Some(multi) = multi {
-            self.locks.mark_multi(multi, queue, self.now);
+            self.mark_multi(multi, queue);
         }
     }
 
@@ -106,7 +106,7 @@ impl Decision<'_> {
         let (multi, mode, owner) = (first.multi, first.mode, Rc::clone(&first.owner));
         match multi {
             Some(multi) => {
-                self.locks.mark_multi(multi, queue, self.now);
+                self.mark_multi(multi, queue);
                 if stored.own(Mode::Plain).is_some() {
                     // Another program's script gave its owner this lock.
                     self.holder_may_have_all(&owner);
@@ -189,16 +189,12 @@ impl Decision<'_> {
         enter: impl FnOnce(&mut Self, &Entry<'_>) -> Result<(i64, Grant), CommandError>,
     ) -> Option<Waiter> {
         let (waiter, of) = (self.locks.table.get(id)?, self.locks.wait_of(id)?);
+        let holder = Holder::Other(Rc::clone(&of.owner));
         let entry = Entry {
-            owner: &of.owner,
-            holder: Holder::Other(Rc::clone(&of.owner)),
             mode: waiter.mode,
             asked: waiter.asked,
-            token: None,
-            lease: waiter.lease,
-            session: waiter.session,
-            once: false,
             waited: true,
+            ..Entry::new(&of.owner, holder, waiter.lease, waiter.session)
         };
         let entered = enter(self, &entry);
         debug_assert!(entered.is_ok(), "who is granted can enter: {entered:?}");

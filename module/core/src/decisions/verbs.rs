@@ -1,10 +1,11 @@
 //! The commands about one lock, from ACQUIRE to BREAK: who gets the lock, and who keeps it.
 
 use crate::decisions::decision::{Acquired, Decision, Entry, Then};
-use crate::decisions::pending_wait::PendingWait;
+use crate::decisions::pending_wait::{LeaseEnds, PendingWait};
 use crate::interface::effect::{Holder, TimeoutKey, WaitOutcome, Write};
 use crate::interface::error::CommandError;
 use crate::interface::event::LostReason;
+use crate::interface::outcome::Outcome;
 use crate::interface::request::{Acquire, Cancel, Guard, Release, Renew, WaitMode};
 use crate::interface::stored::{Count, HeldBy, ReadWrite, Stored};
 use crate::memory::log::metrics::count;
@@ -26,15 +27,21 @@ impl Decision<'_> {
     ) -> Result<Acquired, CommandError> {
         let session = self.locks.listened(request.session)?;
         self.check_kind(stored, request.mode.kind())?;
-        let entry = Entry::of(request, session);
+        let entry = Entry {
+            mode: request.mode,
+            asked: request.asked,
+            once: request.once,
+            ..Entry::new(request.owner, Holder::Caller, request.lease, session)
+        };
         if !stored.is_new_to_owner(request.mode) {
-            return self.enter(stored, &entry).map(Acquired::held);
+            return self.admit(stored, &entry, request.wanted);
         }
         let (queue, has_room) = (self.queue(), stored.has_room(request.mode));
         let is_theirs = stored.is_free() || has_room && request.mode == Mode::Permits;
         // A newcomer that arrives after the end of a lease, but before the queue is looked at, must
         // not overtake the waiters.
         if queue.is_some() && is_theirs && !is_reconciled {
+            self.reconcile_now();
             return Ok(Acquired::ReconcileFirst);
         }
         if let Some(queue) = queue.filter(|_| stored.is_free()) {
@@ -45,18 +52,32 @@ impl Decision<'_> {
             if stored.is_free() {
                 self.lose_holds(None);
             }
-            return self.enter(stored, &entry).map(Acquired::held);
+            return self.admit(stored, &entry, request.wanted);
         }
         let pending_wait = if is_theirs && has_room {
-            PendingWait::promised()
+            PendingWait::new(LeaseEnds::Promised, 0)
         } else {
             let ends_at = stored.ends_for(request.mode);
             if request.mode != Mode::Permits {
                 self.check_after(ends_at);
             }
-            PendingWait::until(ends_at, stored.ttl_ms(self.now))
+            PendingWait::new(LeaseEnds::One(ends_at), stored.ttl_ms(self.now))
         };
         self.wait_for(pending_wait, request, waiters_max)
+    }
+
+    /// The caller of an ACQUIRE enters the lock.
+    fn admit(
+        &mut self,
+        stored: &Stored,
+        entry: &Entry<'_>,
+        wanted: bool,
+    ) -> Result<Acquired, CommandError> {
+        let (count, token) = self.enter(stored, entry)?;
+        if wanted {
+            self.ask_if_wanted(entry.owner, entry.mode);
+        }
+        Ok(Acquired::held(count, token))
     }
 
     /// Refuses a request whose wait could never end with the lock: for more permits than the limit,
@@ -92,11 +113,11 @@ impl Decision<'_> {
         pending_wait.ttl_ms = self.locks.ttl_or_delay_ms(pending_wait.ttl_ms, self.now);
         if request.wait_mode == WaitMode::None {
             if self.locks.holds.any_asks() && pending_wait.is_kept_out() {
-                self.tell_wanted_in_vain(request.owner, request.mode);
+                self.locks
+                    .tell_wanted_by(self.at, request.owner, request.mode, self.effects);
             }
-            return Ok(Acquired::NotHeld {
-                ttl_ms: pending_wait.ttl_ms,
-            });
+            let ttl_ms = pending_wait.ttl_ms;
+            return Ok(Acquired::Decided(Outcome::NotHeld { ttl_ms }));
         }
         if self.own_place(request).is_none() {
             self.check_may_wait(request.owner, request.mode, waiters_max)?;

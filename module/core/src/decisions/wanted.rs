@@ -16,7 +16,6 @@ use crate::memory::state::Locks;
 use crate::values::ids::{HoldId, RecordId, WaiterId};
 use crate::values::lock_key::LockRef;
 use crate::values::mode::Mode;
-use crate::values::time::Now;
 use std::rc::Rc;
 
 impl SessionHold {
@@ -46,50 +45,32 @@ impl Decision<'_> {
         }
     }
 
-    /// A caller that does not wait is refused, since others hold the lock: tells the holds that
-    /// keep it out.
-    pub(crate) fn tell_wanted_in_vain(&mut self, owner: &[u8], mode: Mode) {
-        self.locks
-            .tell_wanted_by(self.at, owner, mode, self.effects);
-    }
-
     /// The first waiter cannot be granted: tells the holds that keep the queue out.
     pub(crate) fn tell_wanted(&mut self, queue: RecordId) {
         if self.locks.holds.any_asks() {
             self.locks.tell_wanted_by_queue(queue, self.effects);
         }
     }
-}
 
-impl Locks {
     /// Notes that the session wants to be told when one of these locks is wanted.
-    pub(crate) fn ask_if_several_wanted(
-        &mut self,
-        several: &LockSet<'_>,
-        owner: &[u8],
-        now: Now,
-        effects: &mut Vec<Effect>,
-    ) {
+    pub(crate) fn ask_if_several_wanted(&mut self, several: &LockSet<'_>, owner: &[u8]) {
         for (place, lock, _) in several.each() {
-            self.decision(lock, place, now, effects)
-                .ask_if_wanted(owner, Mode::Plain);
+            self.part(place, lock).ask_if_wanted(owner, Mode::Plain);
         }
     }
 
     /// A MACQUIRE that does not wait is refused: it wants those of its locks that others hold.
-    pub(crate) fn tell_several_wanted(
-        &mut self,
-        several: &LockSet<'_>,
-        owner: &[u8],
-        effects: &mut Vec<Effect>,
-    ) {
+    pub(crate) fn tell_several_wanted(&mut self, several: &LockSet<'_>, owner: &[u8]) {
         for (_, lock, stored) in several.each() {
             if let Stored::Plain(Hash { own: None, .. }) = stored {
-                self.tell_wanted_by(lock, owner, Mode::Plain, effects);
+                self.locks
+                    .tell_wanted_by(lock, owner, Mode::Plain, self.effects);
             }
         }
     }
+}
 
+impl Locks {
     /// The waiters of one owner have joined their queues: tells the holds that keep them out.
     pub(crate) fn tell_wanted_by_newcomer(
         &mut self,

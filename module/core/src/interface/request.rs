@@ -7,7 +7,6 @@ use crate::interface::event::Moment;
 use crate::interface::parse::{self, Arguments, Once, owner};
 use crate::interface::stored_permits::{Permits, PermitsRequest};
 use crate::values::ids::SessionRef;
-use crate::values::lock_key::LockRef;
 use crate::values::mode::Mode;
 use crate::values::names::WRITER_SUFFIX;
 use crate::values::time::{Lease, Wait};
@@ -437,12 +436,6 @@ impl<'a> MultiAcquire<'a> {
             wanted,
             once,
         })
-    }
-
-    /// The locks, in this database.
-    pub(crate) fn locks(&self, db: i32) -> Vec<LockRef<'a>> {
-        let locks = self.keys.iter();
-        locks.map(|key| LockRef { db, name: key.name }).collect()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Long waits: each is logged once, when it has lasted for `rlock.log-waits-ms`.
 
+use crate::decisions::decision::Decision;
 use crate::interface::depth::ReadDepth;
 use crate::interface::effect::Effect;
 use crate::interface::stored::HeldBy;
@@ -52,42 +53,6 @@ impl Locks {
         waiters.iter().find(is_held).copied().unwrap_or(id)
     }
 
-    /// Logs a long wait: in the core's log, and in the server's log while there is room.
-    pub(crate) fn log_long_wait(
-        &mut self,
-        at: WaiterId,
-        read: &Read<'_>,
-        now: Now,
-        effects: &mut Vec<Effect>,
-    ) {
-        let Some(lock) = self.lock_of(at).must_exist() else {
-            return;
-        };
-        let position = self.table.position(at);
-        let Some(waiter) = self.table.get(at).must_exist() else {
-            return;
-        };
-        let owner = Rc::clone(&waiter.owner);
-        let mut text = described(waiter, position, now);
-        match read {
-            Read::Holder(Some(held_by)) => {
-                self.describe_holder(&mut text, lock.as_ref(), held_by, now);
-            }
-            Read::Holder(None) => text.push_str("nobody holds it now"),
-            _ => text.push_str("who holds it cannot be told now"),
-        }
-        self.say_left_out(now, effects);
-        if self.log_lines.take(now) {
-            let (name, db, owner) = (Word::new(&lock.name), lock.db, Word::new(&owner));
-            effects.push(Effect::Log(format!(
-                "long wait for the lock '{name}' of database {db}: '{owner}' {text}"
-            )));
-        }
-        let lock = lock.as_ref();
-        self.log
-            .add(LogEvent::LongWait, lock, Some(&owner), None, text, now);
-    }
-
     /// Says how many lines were left out of the server's log, when there is room for it.
     pub(crate) fn say_left_out(&mut self, now: Now, effects: &mut Vec<Effect>) {
         if let Some(left_out) = self.log_lines.take_left_out(now) {
@@ -116,6 +81,39 @@ impl Locks {
             -1 => write!(text, ", its lease has no end"),
             left_ms => write!(text, ", {left_ms} ms of its lease are left"),
         };
+    }
+}
+
+impl Decision<'_> {
+    /// Logs a long wait: in the core's log, and in the server's log while there is room.
+    pub(crate) fn log_long_wait(&mut self, at: WaiterId, read: &Read<'_>) {
+        let (locks, now) = (&mut *self.locks, self.now);
+        let Some(lock) = locks.lock_of(at).must_exist() else {
+            return;
+        };
+        let position = locks.table.position(at);
+        let Some(waiter) = locks.table.get(at).must_exist() else {
+            return;
+        };
+        let owner = Rc::clone(&waiter.owner);
+        let mut text = described(waiter, position, now);
+        match read {
+            Read::Holder(Some(held_by)) => {
+                locks.describe_holder(&mut text, lock.as_ref(), held_by, now);
+            }
+            Read::Holder(None) => text.push_str("nobody holds it now"),
+            _ => text.push_str("who holds it cannot be told now"),
+        }
+        locks.say_left_out(now, self.effects);
+        if locks.log_lines.take(now) {
+            let (name, db, owner) = (Word::new(&lock.name), lock.db, Word::new(&owner));
+            self.effects.push(Effect::Log(format!(
+                "long wait for the lock '{name}' of database {db}: '{owner}' {text}"
+            )));
+        }
+        let lock = lock.as_ref();
+        let log = &mut locks.log;
+        log.add(LogEvent::LongWait, lock, Some(&owner), None, text, now);
     }
 }
 

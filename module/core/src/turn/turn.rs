@@ -27,10 +27,10 @@
 //! refused, and the task is handed out again.
 
 use crate::decisions::deadlock::DeadlockSearch;
-use crate::decisions::decision::Acquired;
 use crate::decisions::pending_wait::PendingWait;
 use crate::interface::depth::ReadDepth;
 use crate::interface::error::CommandError;
+use crate::interface::outcome::Outcome;
 use crate::interface::stored_permits::PermitsRequest;
 use crate::interface::task::{Command, Keys, Purpose, Subject, Task, Verb};
 use crate::memory::agenda::Job;
@@ -40,42 +40,10 @@ use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
 use crate::values::must_exist::MustExist;
 use crate::values::time::Now;
-use crate::values::token::Token;
 use std::rc::Rc;
 
-/// The outcome of a command.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The caller holds the lock.
-    Held {
-        /// The hold count; for several locks the highest.
-        count: i64,
-        /// The token.
-        token: Token,
-    },
-    /// The caller does not hold the lock.
-    NotHeld {
-        /// As in [`crate::interface::stored::Stored::ttl_ms`].
-        ttl_ms: i64,
-    },
-    /// The caller must wait: the driver blocks its client, unless the wait is for a session's
-    /// event, and calls [`Locks::enqueue`].
-    MustWait {
-        /// The answer if the client cannot be blocked after all.
-        ttl_ms: i64,
-    },
-    /// RELEASE: the holds or permits left; none if the owner does not hold the lock.
-    Left(Option<i64>),
-    /// GUARD: the owner has the lock. The driver runs the guarded command before it asks for the
-    /// next task, which may end the hold.
-    Guards,
-    /// How many locks were released, renewed or broken, or how many waiters left; for LIMIT the
-    /// former limit, 0 if there was none.
-    Number(i64),
-}
-
 /// One command, or one firing of the timer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Turn<'a> {
     pub(crate) command: Option<Command<'a>>,
     pub(crate) db: i32,
@@ -111,7 +79,7 @@ pub(super) enum Later {
     Queue,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Looks are made, long waits are logged, and waits that are over are ended.
     Deadlines,
@@ -120,6 +88,7 @@ pub(crate) enum Phase {
     /// The search for a circle that the wait would close needs the holders of this lock.
     Search(LockKey),
     /// The work after the command: grants that it made possible. Or the timer's work.
+    #[default]
     Drain,
 }
 
@@ -139,14 +108,16 @@ pub(super) struct Budget {
     begun_ms: Option<i64>,
 }
 
-impl Budget {
-    fn of(decisions: usize) -> Self {
+impl Default for Budget {
+    fn default() -> Self {
         Self {
-            decisions,
+            decisions: DECISIONS_MAX,
             begun_ms: None,
         }
     }
+}
 
+impl Budget {
     pub(super) fn spend(&mut self, decisions: usize, now: Now) {
         self.decisions = self.decisions.saturating_sub(decisions);
         self.begun_ms.get_or_insert(now.mono_ms);
@@ -174,7 +145,7 @@ impl<'a> Turn<'a> {
             db,
             waiters_max,
             phase: Phase::Command,
-            ..Self::empty()
+            ..Self::default()
         }
     }
 
@@ -183,7 +154,7 @@ impl<'a> Turn<'a> {
     pub fn of_deadlines() -> Self {
         Self {
             phase: Phase::Deadlines,
-            ..Self::empty()
+            ..Self::default()
         }
     }
 
@@ -191,34 +162,14 @@ impl<'a> Turn<'a> {
     pub fn of_timer() -> Self {
         Self {
             later: Some(Later::Hold),
-            ..Self::empty()
-        }
-    }
-
-    fn empty() -> Self {
-        Self {
-            command: None,
-            db: 0,
-            waiters_max: 0,
-            phase: Phase::Drain,
-            released: 0,
-            is_reconciled: false,
-            freed: false,
-            pending_wait: None,
-            search: None,
-            outcome: None,
-            budget: Budget::of(DECISIONS_MAX),
-            unreadable: Vec::new(),
-            looks: 0,
-            outdated: 0,
-            later: None,
+            ..Self::default()
         }
     }
 
     /// The same turn, with this many decisions about others at most.
     #[must_use]
     pub fn with_budget(mut self, decisions: usize) -> Self {
-        self.budget = Budget::of(decisions);
+        self.budget.decisions = decisions;
         self
     }
 
@@ -249,15 +200,38 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Whether its command is about this lock alone.
-    pub(super) fn is_about(&self, lock: LockRef<'_>) -> bool {
-        let keys = self.command.map(|command| command.keys());
-        matches!(keys, Some(Keys::One(name)) if lock == LockRef { db: self.db, name })
+    /// The locks that its command names.
+    pub(super) fn locks(&self) -> Vec<LockRef<'a>> {
+        (0..).map_while(|place| self.lock(place)).collect()
     }
 
-    pub(crate) fn finish(&mut self, outcome: Result<Outcome, CommandError>) {
-        self.outcome = Some(outcome);
-        self.phase = Phase::Drain;
+    /// One of the locks that its command names, by its place among them.
+    pub(super) fn lock(&self, place: usize) -> Option<LockRef<'a>> {
+        let name = match self.command?.keys() {
+            Keys::One(name) => (place == 0).then_some(name),
+            Keys::Several(keys) => keys.get(place).map(|key| key.name),
+        };
+        name.map(|name| LockRef { db: self.db, name })
+    }
+
+    /// The lock that a task of this turn is about; of several the first.
+    pub(super) fn lock_of<'s>(&self, subject: &'s Subject) -> Option<LockRef<'s>>
+    where
+        'a: 's,
+    {
+        match subject {
+            Subject::Command => self.lock(0),
+            Subject::One(lock, _) => Some(lock.as_ref()),
+            Subject::Several(locks, _) => locks.first().map(LockKey::as_ref),
+        }
+    }
+
+    /// Ends the command with its outcome; with none it goes on.
+    pub(super) fn finish(&mut self, outcome: Result<Option<Outcome>, CommandError>) {
+        if let Some(outcome) = outcome.transpose() {
+            self.outcome = Some(outcome);
+            self.phase = Phase::Drain;
+        }
     }
 }
 
@@ -334,8 +308,7 @@ impl Locks {
         match command {
             Command::Acquire(request) => request.asked,
             Command::Cancel(request) => {
-                let (db, name) = (turn.db, request.key);
-                let queue = self.table.queue(LockRef { db, name })?;
+                let queue = self.table.queue(turn.lock(0)?)?;
                 self.table.waiter_of(queue, request.owner)?.1.asked
             }
             _ => None,
@@ -350,15 +323,10 @@ impl Locks {
         if !self.table.any_pending() {
             return None;
         }
-        let command = turn.command?;
-        let (db, keys, own_only) = (turn.db, command.keys(), turn.budget.is_spent(now));
-        let key = |place: usize| match keys {
-            Keys::One(key) => (place == 0).then_some(key),
-            Keys::Several(keys) => keys.get(place).map(|key| key.name),
-        };
-        while let Some(name) = key(turn.released) {
-            if let Some(record) = self.table.find(LockRef { db, name })
-                && (!own_only || self.table.bring_forward(record, command.owner()))
+        let (owner, own_only) = (turn.command?.owner(), turn.budget.is_spent(now));
+        while let Some(lock) = turn.lock(turn.released) {
+            if let Some(record) = self.table.find(lock)
+                && (!own_only || self.table.bring_forward(record, owner))
                 && let Some(release) = self.release_task(turn, record)
             {
                 return Some(release);
@@ -506,18 +474,5 @@ impl Locks {
         let lock = self.agenda.due_sweep(now)?.clone();
         let subject = Subject::One(lock, Rc::from([]));
         Some(self.task(subject, ReadDepth::Brief, Purpose::Sweep))
-    }
-}
-
-impl From<Acquired> for Outcome {
-    fn from(acquired: Acquired) -> Self {
-        match acquired {
-            Acquired::Held { count, token } => Self::Held { count, token },
-            Acquired::NotHeld { ttl_ms } => Self::NotHeld { ttl_ms },
-            Acquired::MustWait(pending_wait) => Self::MustWait {
-                ttl_ms: pending_wait.ttl_ms,
-            },
-            Acquired::ReconcileFirst => Self::NotHeld { ttl_ms: 0 },
-        }
     }
 }

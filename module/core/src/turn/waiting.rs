@@ -6,12 +6,13 @@ use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Effect, WaitOutcome};
 use crate::interface::error::CommandError;
 use crate::interface::event::Moment;
+use crate::interface::outcome::Outcome;
 use crate::interface::request::{Acquire, WaitMode};
-use crate::interface::task::{Command, Keys, Read};
+use crate::interface::task::{Command, Read};
 use crate::memory::log::metrics::count;
 use crate::memory::state::Locks;
 use crate::memory::table::{Newcomer, ReplyTarget};
-use crate::turn::turn::{Outcome, Phase, Turn};
+use crate::turn::turn::{Phase, Turn};
 use crate::values::ids::WaiterId;
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
@@ -41,47 +42,39 @@ pub struct Joined {
 }
 
 impl Locks {
-    /// The caller must wait, unless its wait could never end. No search is needed if the owner only
-    /// takes over its own place, which begins no new wait; or if no owner waits for another lock:
-    /// then the holders wait for nothing, since an owner never waits for a lock that it holds.
+    /// The caller must wait, unless its wait could never end. No search is needed for permits: any
+    /// of their holders may give some back, so no wait is for a certain holder. Nor if the owner
+    /// only takes over its own place, which begins no new wait; nor if no owner waits for another
+    /// lock: then the holders wait for nothing, since an owner never waits for a lock that it
+    /// holds.
     pub(crate) fn begin_wait(
         &mut self,
         turn: &mut Turn<'_>,
         pending_wait: PendingWait,
         now: Now,
     ) -> Result<Option<Outcome>, CommandError> {
-        let ttl_ms = pending_wait.ttl_ms;
         turn.pending_wait = Some(pending_wait);
-        let locks = match turn.command {
-            // No search for permits: any of their holders may give some back, so no wait is for a
-            // certain holder.
-            Some(Command::Acquire(request)) if request.mode == Mode::Permits => {
-                return Ok(Some(Outcome::MustWait { ttl_ms }));
-            }
+        let locks = turn.locks();
+        let only = locks.first().filter(|_| locks.len() == 1);
+        let queue = only.and_then(|only| self.table.queue(*only));
+        let begins_no_circle = match turn.command {
             Some(Command::Acquire(request)) => {
-                let lock = LockRef {
-                    db: turn.db,
-                    name: request.key,
-                };
-                let queue = self.table.queue(lock);
-                if self.own_place(lock, request).is_some() || !self.table.any_other_queue(queue) {
-                    return Ok(Some(Outcome::MustWait { ttl_ms }));
-                }
-                vec![LockKey::from(lock)]
+                let is_own = || only.is_some_and(|at| self.own_place(*at, request).is_some());
+                request.mode == Mode::Permits || is_own()
             }
-            Some(Command::MultiAcquire(request)) => {
-                let locks = request.locks(turn.db);
-                if self.own_multi(&locks, request).is_some() || !self.table.any_other_queue(None) {
-                    return Ok(Some(Outcome::MustWait { ttl_ms }));
-                }
-                locks.into_iter().map(LockKey::from).collect()
-            }
+            Some(Command::MultiAcquire(request)) => self.own_multi(&locks, request).is_some(),
             _ => return Err(CommandError::Unsettled),
         };
-        let owner = turn.command.map_or(&[][..], |command| command.owner());
-        let mut search = DeadlockSearch::new(&self.table, owner, locks);
-        let found = search.go_on(&self.table);
-        turn.search = Some(Box::new(search));
+        let found = if begins_no_circle || !self.table.any_other_queue(queue) {
+            Found::Nothing
+        } else {
+            let owner = turn.command.map_or(&[][..], |command| command.owner());
+            let locks = locks.into_iter().map(LockKey::from).collect();
+            let search =
+                turn.search
+                    .insert(Box::new(DeadlockSearch::new(&self.table, owner, locks)));
+            search.go_on(&self.table)
+        };
         self.go_on_searching(turn, found, now)
     }
 
@@ -113,15 +106,11 @@ impl Locks {
 
     /// Logs that the deadlock search refused a wait.
     fn log_refused(&mut self, turn: &Turn<'_>, error: &CommandError, now: Now) {
-        let Some(command) = turn.command.filter(|_| self.log.is_on()) else {
+        let command = turn.command.filter(|_| self.log.is_on());
+        let (Some(command), Some(lock)) = (command, turn.lock(0)) else {
             return;
         };
-        let name = match command.keys() {
-            Keys::One(name) => Some(name),
-            Keys::Several(keys) => keys.first().map(|key| key.name),
-        };
-        let Some(name) = name else { return };
-        let (lock, owner) = (LockRef { db: turn.db, name }, command.owner());
+        let owner = command.owner();
         match error {
             CommandError::Deadlock(circle) => self.log.add_circle(lock, owner, circle, now),
             _ => self.log.add_full(lock, owner, || error.to_string(), now),
@@ -137,11 +126,8 @@ impl Locks {
             _ => Found::Refuse(CommandError::ChainTooLong),
         };
         turn.search = Some(search);
-        match self.go_on_searching(turn, found, now) {
-            Ok(None) => {}
-            Ok(Some(outcome)) => turn.finish(Ok(outcome)),
-            Err(error) => turn.finish(Err(error)),
-        }
+        let outcome = self.go_on_searching(turn, found, now);
+        turn.finish(outcome);
     }
 
     /// Puts the caller of a command that [must wait](Outcome::MustWait) into the queue of each of
@@ -164,10 +150,7 @@ impl Locks {
         let (of_one, of_several);
         let (waiters, is_new): (&[WaiterId], bool) = match turn.command? {
             Command::Acquire(request) => {
-                let lock = LockRef {
-                    db: turn.db,
-                    name: request.key,
-                };
+                let lock = turn.lock(0)?;
                 let own_place = self.own_place(lock, request);
                 of_one = match own_place {
                     Some(waiter) => [waiter],
@@ -176,7 +159,7 @@ impl Locks {
                 (&of_one, own_place.is_none())
             }
             Command::MultiAcquire(request) => {
-                let locks = request.locks(turn.db);
+                let locks = turn.locks();
                 let own_multi = self.own_multi(&locks, request);
                 of_several = match own_multi {
                     Some(multi) => self.multis.waiters(multi).to_vec(),
@@ -268,21 +251,19 @@ impl Locks {
     /// The caller of a command that [must wait](Outcome::MustWait) cannot be blocked after all: it
     /// is refused, and the holds that keep it out are told that the lock is wanted.
     pub fn turn_away(&mut self, turn: &mut Turn<'_>, effects: &mut Vec<Effect>) {
-        let (db, pending_wait) = (turn.db, turn.pending_wait.take());
-        let command = turn
+        let pending_wait = turn.pending_wait.take();
+        let Some(command) = turn
             .command
-            .filter(|_| pending_wait.is_some_and(|pending_wait| pending_wait.is_kept_out()));
-        match command {
-            Some(Command::Acquire(request)) => {
-                let name = request.key;
-                self.tell_wanted_by(LockRef { db, name }, request.owner, request.mode, effects);
-            }
-            Some(Command::MultiAcquire(request)) => {
-                for lock in request.locks(db) {
-                    self.tell_wanted_by(lock, request.owner, Mode::Plain, effects);
-                }
-            }
-            _ => {}
+            .filter(|_| pending_wait.is_some_and(|it| it.is_kept_out()))
+        else {
+            return;
+        };
+        let mode = match command {
+            Command::Acquire(request) => request.mode,
+            _ => Mode::Plain,
+        };
+        for lock in turn.locks() {
+            self.tell_wanted_by(lock, command.owner(), mode, effects);
         }
     }
 
