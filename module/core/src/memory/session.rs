@@ -7,6 +7,7 @@
 use crate::interface::error::CommandError;
 use crate::interface::event::{Event, Moment, Told};
 use crate::interface::request::Events;
+use crate::memory::deadlines::Deadlines;
 use crate::values::arena::{Arena, Id};
 use crate::values::ids::{HoldId, Listener, SessionId, SessionRef, WaiterId};
 use crate::values::limits::{EVENTS_TOLD_BYTES, EVENTS_TOLD_MAX, ROOM_KEPT};
@@ -62,8 +63,10 @@ struct Session {
     grace_ms: i64,
     /// When the grace ends, monotonic, in milliseconds.
     grace_end: Option<i64>,
-    /// The client that waits for events, and until when.
-    listener: Option<(Listener, Option<i64>)>,
+    /// The client that waits for events.
+    listener: Option<Listener>,
+    /// Until when it waits, monotonic, in milliseconds; none without limit.
+    listen_end: Option<i64>,
     /// Whether a listener was woken and was not told yet. Until then the limit of unacknowledged
     /// events does not apply: one turn of the server's event loop can bring any number.
     is_woken: bool,
@@ -129,8 +132,8 @@ pub(crate) struct Sessions {
     arena: Arena<Session>,
     names: HashMap<Rc<[u8]>, SessionId>,
     clients: BTreeSet<(u64, SessionId)>,
-    listen_ends: BTreeSet<(i64, SessionId)>,
-    grace_ends: BTreeSet<(i64, SessionId)>,
+    listen_ends: Deadlines<SessionId>,
+    grace_ends: Deadlines<SessionId>,
     /// How many unacknowledged events all sessions have.
     unacknowledged: usize,
     /// As in [`SessionLimits`], from the last EVENTS; none before the first.
@@ -233,9 +236,7 @@ impl Sessions {
         session.grace_ms = request.grace_ms;
         session.epoch = session.epoch.max(request.epoch);
         session.is_woken = false;
-        if let Some(end) = session.grace_end.take() {
-            self.grace_ends.remove(&(end, id));
-        }
+        self.grace_ends.set(id, &mut session.grace_end, None);
         if let Some(former) = session.client_id.replace(client_id) {
             self.clients.remove(&(former, id));
         }
@@ -317,8 +318,8 @@ impl Sessions {
         // `rlock.max-sessions`.
         let holds = if session.grace_ms > 0 && !session.holds.is_empty() {
             let end = now.mono_ms.saturating_add(session.grace_ms);
-            session.grace_end = Some(end);
-            self.grace_ends.insert((end, id));
+            let field = &mut session.grace_end;
+            self.grace_ends.set(id, field, Some(end));
             BTreeSet::new()
         } else {
             self.end(id)
@@ -341,12 +342,10 @@ impl Sessions {
     pub(crate) fn end(&mut self, id: SessionId) -> BTreeSet<HoldId> {
         self.end_life(id);
         self.overflowing.remove(&id);
-        let Some(session) = self.arena.remove(id.0).must_exist() else {
+        let Some(mut session) = self.arena.remove(id.0).must_exist() else {
             return BTreeSet::new();
         };
-        if let Some(end) = session.grace_end {
-            self.grace_ends.remove(&(end, id));
-        }
+        self.grace_ends.set(id, &mut session.grace_end, None);
         self.names.remove(&session.name);
         if self.names.is_empty() {
             self.names.shrink_to(ROOM_KEPT);
@@ -371,8 +370,7 @@ impl Sessions {
 
     /// A session whose grace is over.
     pub(crate) fn grace_over(&self, now: Now) -> Option<SessionId> {
-        let (end, id) = self.grace_ends.first()?;
-        (*end <= now.mono_ms).then_some(*id)
+        self.grace_ends.due(now.mono_ms)
     }
 
     // --- Events ----------------------------------------------------------------------------------
@@ -470,26 +468,24 @@ impl Sessions {
         let Some(session) = self.arena.get_mut(id.0) else {
             return;
         };
-        let until = wait.end(now);
-        session.listener = Some((listener, until));
-        self.listen_ends.extend(until.map(|until| (until, id)));
+        session.listener = Some(listener);
+        let field = &mut session.listen_end;
+        self.listen_ends.set(id, field, wait.end(now));
     }
 
     /// Ends the wait for events. Returns the client that waited.
     pub(crate) fn stop_listening(&mut self, id: SessionId) -> Option<Listener> {
         let session = self.arena.get_mut(id.0)?;
-        let (listener, until) = session.listener.take()?;
+        let listener = session.listener.take()?;
         session.is_woken = true;
-        if let Some(until) = until {
-            self.listen_ends.remove(&(until, id));
-        }
+        self.listen_ends.set(id, &mut session.listen_end, None);
         Some(listener)
     }
 
     /// The same, if this client is the one that waits.
     pub(crate) fn stop_listening_as(&mut self, id: SessionId, listener: Listener) {
         let present = self.arena.get(id.0).and_then(|session| session.listener);
-        if present.is_some_and(|(present, _)| present == listener) {
+        if present == Some(listener) {
             self.stop_listening(id);
             // It was not woken to fetch, so the limit of unacknowledged events applies again.
             if let Some(session) = self.arena.get_mut(id.0) {
@@ -512,8 +508,7 @@ impl Sessions {
 
     /// A session whose listener has waited for as long as it wanted.
     pub(crate) fn listened_enough(&self, now: Now) -> Option<SessionId> {
-        let (until, id) = self.listen_ends.first()?;
-        (*until <= now.mono_ms).then_some(*id)
+        self.listen_ends.due(now.mono_ms)
     }
 
     /// Whether a session was found that has left too many events unacknowledged.
@@ -523,9 +518,7 @@ impl Sessions {
 
     /// When the nearest wait for events or grace ends, monotonic, in milliseconds.
     pub(crate) fn next_deadline(&self) -> Option<i64> {
-        let listen = self.listen_ends.first().map(|(until, _)| *until);
-        let grace = self.grace_ends.first().map(|(end, _)| *end);
-        earlier(listen, grace)
+        earlier(self.listen_ends.next(), self.grace_ends.next())
     }
 
     // --- Waiters and holds of a session ----------------------------------------------------------
@@ -563,39 +556,21 @@ impl Sessions {
 }
 
 #[cfg(debug_assertions)]
-#[allow(
-    clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    reason = "only tests run it"
-)]
+#[allow(clippy::arithmetic_side_effects, reason = "only tests run it")]
 impl Sessions {
     /// Asserts that each session is on the lists that its fields name, and on no others.
     pub(crate) fn check(&self) {
-        let (mut counts, mut unacknowledged) = ([0; 3], 0);
-        for (id, session) in self.arena.iter() {
-            let id = SessionId(id);
-            let until = session.listener.and_then(|(_, until)| until);
+        let sessions = || self.arena.iter().map(|(id, of)| (SessionId(id), of));
+        self.grace_ends
+            .check(sessions().map(|(id, of)| (of.grace_end, id)));
+        let listen_ends = sessions().map(|(id, of)| (of.listen_end, id));
+        self.listen_ends.check(listen_ends);
+        let clients = sessions().filter_map(|(id, of)| Some((of.client_id?, id)));
+        assert_eq!(self.clients, clients.collect());
+        let mut unacknowledged = 0;
+        for (id, session) in sessions() {
             let (client, grace) = (session.client_id, session.grace_end);
-            for (count, is_some) in
-                counts
-                    .iter_mut()
-                    .zip([client.is_some(), grace.is_some(), until.is_some()])
-            {
-                *count += usize::from(is_some);
-            }
             assert_eq!(self.names.get(&session.name), Some(&id));
-            assert!(
-                client.is_none_or(|of| self.clients.contains(&(of, id))),
-                "{session:?}"
-            );
-            assert!(
-                grace.is_none_or(|end| self.grace_ends.contains(&(end, id))),
-                "{session:?}"
-            );
-            assert!(
-                until.is_none_or(|end| self.listen_ends.contains(&(end, id))),
-                "{session:?}"
-            );
             // It has a connection, or its grace runs because it has holds.
             assert_eq!(client.is_some(), grace.is_none(), "{session:?}");
             assert!(client.is_some() || !session.holds.is_empty(), "{session:?}");
@@ -605,8 +580,6 @@ impl Sessions {
             );
             unacknowledged += session.events.len();
         }
-        let noted = [&self.grace_ends, &self.listen_ends].map(BTreeSet::len);
-        assert_eq!(counts, [self.clients.len(), noted[0], noted[1]]);
         assert_eq!(
             (self.names.len(), self.unacknowledged),
             (self.len(), unacknowledged)

@@ -10,6 +10,7 @@
 
 use crate::interface::depth::ReadDepth;
 use crate::interface::stored_permits::PermitsRequest;
+use crate::memory::deadlines::Deadlines;
 use crate::memory::hold::HoldIndex;
 use crate::memory::pending::PendingRelease;
 use crate::memory::position::Positions;
@@ -23,7 +24,7 @@ use crate::values::must_exist::MustExist;
 use crate::values::time::{Lease, Now, Wait, earlier};
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -179,11 +180,11 @@ pub(crate) struct LockTable {
     waiters: Arena<Waiter>,
     /// The queues in which each owner waits, and its waiter in each.
     waits: HashMap<Rc<[u8]>, Few<RecordId, WaiterId>>,
-    wait_ends: BTreeSet<(i64, WaiterId)>,
+    wait_ends: Deadlines<WaiterId>,
     /// When the leases of locks with waiters are over, by the wall clock.
-    leases_over: BTreeSet<(i64, RecordId)>,
+    leases_over: Deadlines<RecordId>,
     /// When to look at locks, and the moment before which no more looks are made; both monotonic.
-    looks: BTreeSet<(i64, RecordId)>,
+    looks: Deadlines<RecordId>,
     no_look_before: i64,
     /// After how many milliseconds a wait is long; 0 is never.
     pub(crate) long_after_ms: i64,
@@ -628,8 +629,7 @@ impl LockTable {
             self.close_if_idle(record_id);
             return None;
         };
-        let wait_end = newcomer.wait.end(now).map(|end| (end, id));
-        self.wait_ends.extend(wait_end);
+        self.wait_ends.set(id, &mut None, newcomer.wait.end(now));
         if let Some(last) = last.and_then(|last| self.waiters.get_mut(last.0).must_exist()) {
             last.behind = Some(id);
         }
@@ -669,13 +669,10 @@ impl LockTable {
         now: Now,
     ) -> Option<(ReplyTarget, Option<SessionId>)> {
         let waiter = self.waiters.get_mut(id.0).must_exist()?;
-        if let Some(end) = waiter.wait_end {
-            self.wait_ends.remove(&(end, id));
-        }
+        let wait_end = newcomer.wait.end(now);
+        self.wait_ends.set(id, &mut waiter.wait_end, wait_end);
         waiter.lease = newcomer.lease;
         waiter.wanted = newcomer.wanted;
-        waiter.wait_end = newcomer.wait.end(now);
-        self.wait_ends.extend(waiter.wait_end.map(|end| (end, id)));
         let reply_to = std::mem::replace(&mut waiter.reply_to, newcomer.reply_to);
         let session = std::mem::replace(&mut waiter.session, newcomer.session);
         Some((reply_to, session))
@@ -683,10 +680,8 @@ impl LockTable {
 
     /// Removes a waiter, wherever it stands in its queue.
     pub(crate) fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
-        let waiter = self.waiters.remove(id.0)?;
-        if let Some(end) = waiter.wait_end {
-            self.wait_ends.remove(&(end, id));
-        }
+        let mut waiter = self.waiters.remove(id.0)?;
+        self.wait_ends.set(id, &mut waiter.wait_end, None);
         let record = self.records.get_mut(waiter.record.0).must_exist()?;
         let queue = &mut record.queue;
         match waiter.ahead.and_then(|ahead| self.waiters.get_mut(ahead.0)) {
@@ -856,19 +851,10 @@ impl LockTable {
     }
 
     fn lease_over_at(&mut self, id: RecordId, over_at: i64) {
-        let Some(record) = self.records.get_mut(id.0).must_exist() else {
-            return;
-        };
-        if record
-            .lease_over_at
-            .is_some_and(|earlier| earlier <= over_at)
-        {
-            return;
+        if let Some(record) = self.records.get_mut(id.0).must_exist() {
+            let field = &mut record.lease_over_at;
+            self.leases_over.bring_forward(id, field, over_at);
         }
-        if let Some(later) = record.lease_over_at.replace(over_at) {
-            self.leases_over.remove(&(later, id));
-        }
-        self.leases_over.insert((over_at, id));
     }
 
     /// Looks at a lock a second from now, or when the wait of its first waiter that was not noted
@@ -885,13 +871,7 @@ impl LockTable {
         // Not in the past: a queue with many long waits would come before all others.
         let at = record.key_look_at.min(long_at.unwrap_or(i64::MAX));
         let at = at.max(now.mono_ms);
-        if record.look_at.is_some_and(|earlier| earlier <= at) {
-            return;
-        }
-        if let Some(later) = record.look_at.replace(at) {
-            self.looks.remove(&(later, id));
-        }
-        self.looks.insert((at, id));
+        self.looks.bring_forward(id, &mut record.look_at, at);
     }
 
     /// Makes no more looks at a lock that has neither waiters nor pending releases.
@@ -899,14 +879,9 @@ impl LockTable {
         let Some(record) = self.records.get_mut(id.0) else {
             return;
         };
-        if record.queue.length > 0 || !record.pending.is_empty() {
-            return;
-        }
-        if let Some(at) = record.lease_over_at.take() {
-            self.leases_over.remove(&(at, id));
-        }
-        if let Some(at) = record.look_at.take() {
-            self.looks.remove(&(at, id));
+        if record.queue.length == 0 && record.pending.is_empty() {
+            self.leases_over.set(id, &mut record.lease_over_at, None);
+            self.looks.set(id, &mut record.look_at, None);
         }
     }
 
@@ -921,13 +896,12 @@ impl LockTable {
 
     /// Milliseconds until the nearest deadline; 0 if it has passed, none without deadlines.
     pub(crate) fn next_deadline(&self, now: Now) -> Option<i64> {
-        let wait = self.wait_ends.first();
-        let wait = wait.map(|(end, _)| end.saturating_sub(now.mono_ms));
-        let over = self.leases_over.first();
-        let over = over.map(|(at, _)| at.saturating_sub(now.wall_ms()));
-        let look = self.looks.first();
-        let look = look.map(|(at, _)| self.no_look_before.max(*at).saturating_sub(now.mono_ms));
-        earlier(earlier(wait, over), look).map(|left| left.max(0))
+        let look = self.looks.next().map(|at| at.max(self.no_look_before));
+        let mono = earlier(self.wait_ends.next(), look);
+        let mono = mono.map(|at| at.saturating_sub(now.mono_ms));
+        let over = self.leases_over.next();
+        let over = over.map(|at| at.saturating_sub(now.wall_ms()));
+        earlier(mono, over).map(|left| left.max(0))
     }
 
     /// Whether the lock that a waiter waits for is held with a lease that ends, as far as is known.
@@ -938,18 +912,14 @@ impl LockTable {
 
     /// A waiter whose wait is over.
     pub(crate) fn overdue(&self, now: Now) -> Option<WaiterId> {
-        let (end, id) = self.wait_ends.first()?;
-        (*end <= now.mono_ms).then_some(*id)
+        self.wait_ends.due(now.mono_ms)
     }
 
     /// A lock whose lease is over. Each is returned once.
     pub(crate) fn take_lease_over(&mut self, now: Now) -> Option<RecordId> {
-        let (at, id) = self.leases_over.first().copied()?;
-        if at > now.wall_ms() {
-            return None;
-        }
-        self.leases_over.pop_first();
-        self.records.get_mut(id.0).must_exist()?.lease_over_at = None;
+        let id = self.leases_over.due(now.wall_ms())?;
+        let record = self.records.get_mut(id.0).must_exist()?;
+        self.leases_over.set(id, &mut record.lease_over_at, None);
         Some(id)
     }
 
@@ -963,16 +933,13 @@ impl LockTable {
         now: Now,
     ) -> Option<(RecordId, bool, Option<WaiterId>)> {
         let may_begin = looks > 0 || now.mono_ms >= self.no_look_before;
-        let (at, id) = self.looks.first().copied()?;
-        if at > now.mono_ms || !may_begin || looks >= LOOKS_AT_ONCE {
-            return None;
-        }
-        self.looks.pop_first();
+        let due = self.looks.due(now.mono_ms);
+        let id = due.filter(|_| may_begin && looks < LOOKS_AT_ONCE)?;
         self.no_look_before = now.mono_ms.saturating_add(LOOKS_PAUSE_MS);
         let unnoted = self.records.get(id.0).must_exist()?.queue.unnoted;
         let long = unnoted.filter(|id| self.is_long(*id, now));
         let record = self.records.get_mut(id.0)?;
-        record.look_at = None;
+        self.looks.set(id, &mut record.look_at, None);
         let is_of_key = record.key_look_at <= now.mono_ms;
         if let Some(waiter) = long.and_then(|id| self.waiters.get(id.0)) {
             record.queue.unnoted = waiter.behind;

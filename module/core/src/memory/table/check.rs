@@ -17,11 +17,8 @@ use std::collections::{BTreeMap, HashMap};
 struct Counts {
     records: usize,
     waiters: usize,
-    wait_ends: usize,
     queues: usize,
     pending: usize,
-    leases_over: usize,
-    looks: usize,
 }
 
 impl LockTable {
@@ -35,11 +32,8 @@ impl LockTable {
             let waiters = self.check_queue(id, &record.queue);
             counted.records += 1;
             counted.waiters += waiters.len();
-            counted.wait_ends += waiters.iter().filter(|of| of.wait_end.is_some()).count();
             counted.queues += usize::from(!waiters.is_empty());
             counted.pending += record.pending.len();
-            counted.leases_over += usize::from(record.lease_over_at.is_some());
-            counted.looks += usize::from(record.look_at.is_some());
         }
         let noted = Counts {
             records: self.databases.values().map(HashMap::len).sum(),
@@ -48,12 +42,15 @@ impl LockTable {
                 .values()
                 .map(|places| places.iter().count())
                 .sum(),
-            wait_ends: self.wait_ends.len(),
             queues: self.queues,
             pending: self.pending,
-            leases_over: self.leases_over.len(),
-            looks: self.looks.len(),
         };
+        let records = || self.records.iter().map(|(id, of)| (of, RecordId(id)));
+        let leases_over = records().map(|(of, id)| (of.lease_over_at, id));
+        self.leases_over.check(leases_over);
+        self.looks.check(records().map(|(of, id)| (of.look_at, id)));
+        let wait_ends = self.each_waiter().map(|(id, of)| (of.wait_end, id));
+        self.wait_ends.check(wait_ends);
         assert_eq!(counted, noted, "the records, and the table's own numbers");
         assert_eq!(self.waiters.len(), noted.waiters, "a waiter is in no queue");
         assert!(self.waits.values().all(|places| !places.is_empty()));
@@ -67,11 +64,6 @@ impl LockTable {
         let is_kept = is_waited_for || !record.holds.is_empty();
         assert!(is_kept, "nothing is in {record:?}");
         assert!(record.holds.iter().all(|(_, modes)| !modes.is_empty()));
-        let is_set = |at: Option<i64>, all: &dyn Fn(i64) -> bool| at.is_none_or(all);
-        assert!(is_set(record.lease_over_at, &|at| self
-            .leases_over
-            .contains(&(at, id))));
-        assert!(is_set(record.look_at, &|at| self.looks.contains(&(at, id))));
         let is_looked_at = record.look_at.is_some() || record.lease_over_at.is_some();
         assert!(is_waited_for || !is_looked_at, "no waiter: {record:?}");
         assert!(
@@ -125,8 +117,6 @@ impl LockTable {
         let place = self.waits.get(&waiter.owner);
         let place = place.and_then(|places| places.get(&waiter.record));
         assert_eq!(place, Some(&id), "{waiter:?}");
-        let end = waiter.wait_end;
-        assert!(end.is_none_or(|end| self.wait_ends.contains(&(end, id))));
     }
 
     /// Whether the key of a lock is looked at again without a job.
