@@ -19,6 +19,7 @@ use crate::values::ids::{HoldId, RecordId, SessionId};
 use crate::values::known::Known;
 use crate::values::lock_key::LockRef;
 use crate::values::mode::{Kind, Mode};
+use crate::values::must_exist::MustExist;
 use crate::values::time::{Lease, NEVER, Now};
 use crate::values::token::Token;
 use std::rc::Rc;
@@ -295,52 +296,39 @@ impl Decision<'_> {
         ends_at: Option<i64>,
     ) {
         let known = self.session_hold(owner, mode);
-        let Locks {
-            table,
-            holds,
-            sessions,
-            tokens,
-            ..
-        } = &mut *self.locks;
-        let since_us = || token.and_then(|token| tokens.granted_at(token));
-        let mut former = None;
-        let id = match (known, session) {
-            (None, None) => return,
-            (Some(id), None) => {
-                // A hold that a script took gets its token when it is entered again.
-                holds.note_token(id, token);
-                id
-            }
-            (Some(id), Some(session)) => {
-                former = holds.rebind(id, session, token, since_us());
-                if let Some(former) = &former {
-                    sessions.remove_hold(former.session, id);
-                    sessions.add_hold(session, id);
-                }
-                id
-            }
-            (None, Some(session)) => {
-                let Some(record) = table.find_or_open(self.at) else {
-                    return;
-                };
-                let Some(lock) = table.lock_of(record).cloned() else {
-                    return;
-                };
-                let Some(index) = table.holds_mut(record) else {
-                    return;
-                };
-                let owner = Rc::from(owner);
-                let added = holds.add(index, lock, owner, mode, session, token, since_us());
-                let Some(id) = added else { return };
-                sessions.add_hold(session, id);
-                id
-            }
-        };
-        holds.check_after(id, ends_at.filter(|end| *end != NEVER));
-        if let Some(former) = former {
+        if known.is_none() && session.is_none() {
+            return;
+        }
+        let since_us = token.and_then(|token| self.locks.tokens.granted_at(token));
+        let former = known.and_then(|id| self.locks.holds.rebind(id, session, token, since_us));
+        let id = known.or_else(|| self.add_hold(owner, mode, session?, token, since_us));
+        let Some(id) = id else { return };
+        let ends_at = ends_at.filter(|end| *end != NEVER);
+        self.locks.holds.check_after(id, ends_at);
+        if let (Some(former), Some(session)) = (former, session) {
+            self.locks.sessions.remove_hold(former.session, id);
+            self.locks.sessions.add_hold(session, id);
             let kind = EventKind::Lost(LostReason::Taken);
             self.locks.tell_of(former, kind, self.effects);
         }
+    }
+
+    fn add_hold(
+        &mut self,
+        owner: &[u8],
+        mode: Mode,
+        session: SessionId,
+        token: Option<Token>,
+        since_us: Option<i64>,
+    ) -> Option<HoldId> {
+        let Locks { table, holds, .. } = &mut *self.locks;
+        let record = table.find_or_open(self.at)?;
+        let lock = table.lock_of(record).must_exist()?.clone();
+        let index = table.holds_mut(record).must_exist()?;
+        let owner = Rc::from(owner);
+        let id = holds.add(index, lock, owner, mode, session, token, since_us)?;
+        self.locks.sessions.add_hold(session, id);
+        Some(id)
     }
 
     /// Drops the record of a hold that has ended, and tells nobody.

@@ -129,30 +129,27 @@ impl SessionHolds {
         Some(id)
     }
 
-    /// Gives the hold to this session, and sets its token. Returns the hold as it was, if it
-    /// belonged to another session.
+    /// Gives the hold to this session, and sets its token. If no session is named, it stays with its
+    /// own, and without a token the former one stays. Returns the hold as it was, if it belonged to
+    /// another session.
     pub(crate) fn rebind(
         &mut self,
         id: HoldId,
-        session: SessionId,
+        session: Option<SessionId>,
         token: Option<Token>,
         since_us: Option<i64>,
     ) -> Option<SessionHold> {
         let hold = self.arena.get_mut(id.0).must_exist()?;
+        let Some(session) = session else {
+            hold.token = token.or(hold.token);
+            return None;
+        };
         let former = (hold.session != session).then(|| hold.clone());
         if hold.token != token {
             (hold.token, hold.since_us) = (token, since_us);
         }
         hold.session = session;
         former
-    }
-
-    /// Sets the token of the hold, whichever session it belongs to. Without a token the former one
-    /// stays.
-    pub(crate) fn note_token(&mut self, id: HoldId, token: Option<Token>) {
-        if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
-            hold.token = token.or(hold.token);
-        }
     }
 
     /// Removes a hold, also from its lock's index.
