@@ -111,6 +111,16 @@ struct WaitQueue {
     lease_end: Option<i64>,
 }
 
+impl WaitQueue {
+    /// Counts a waiter that has joined or left: `by` adds or subtracts.
+    fn count(&mut self, waiter: &Waiter, by: fn(u32, u32) -> u32) {
+        self.length = by(self.length, 1);
+        self.multis = by(self.multis, waiter.multi.is_some().into());
+        self.without_limit = by(self.without_limit, names_no_limit(waiter.asked).into());
+        self.readers = by(self.readers, (waiter.mode == Mode::Read).into());
+    }
+}
+
 #[derive(Debug)]
 struct LockRecord {
     lock: LockKey,
@@ -471,16 +481,18 @@ impl LockTable {
         self.find(lock).filter(|id| self.length(*id) > 0)
     }
 
+    fn queue_of(&self, id: RecordId) -> Option<&WaitQueue> {
+        self.records.get(id.0).map(|record| &record.queue)
+    }
+
     pub(crate) fn length(&self, id: RecordId) -> u32 {
-        self.records
-            .get(id.0)
-            .map_or(0, |record| record.queue.length)
+        self.queue_of(id).map_or(0, |queue| queue.length)
     }
 
     /// Whether a hold in this mode keeps a waiter out. A reader lets other readers in, and an
     /// owner, which stands in a queue once, does not wait for its own hold.
     pub(crate) fn is_anybody_kept_out(&self, id: RecordId, owner: &[u8], mode: Mode) -> bool {
-        let Some(LockRecord { queue, .. }) = self.records.get(id.0) else {
+        let Some(queue) = self.queue_of(id) else {
             return false;
         };
         let lets_in = |of: Mode| mode == Mode::Read && of == Mode::Read;
@@ -522,10 +534,8 @@ impl LockTable {
     /// The first `most` waiters of multi-waits in a queue. Nearly every queue has none, and then it
     /// is not walked: this is called again for each reader that is granted.
     pub(crate) fn multis_in(&self, id: RecordId, most: usize) -> Vec<WaiterId> {
-        let queue = self.records.get(id.0).map(|record| &record.queue);
-        let first = queue
-            .filter(|queue| queue.multis > 0)
-            .and_then(|queue| queue.first);
+        let queue = self.queue_of(id).filter(|queue| queue.multis > 0);
+        let first = queue.and_then(|queue| queue.first);
         let all = self.from(first);
         let multis = all.filter(|(_, waiter)| waiter.multi.is_some());
         multis.map(|(id, _)| id).take(most).collect()
@@ -534,10 +544,8 @@ impl LockTable {
     /// The first `most` waiters that wait for permits and named no limit. A queue without any is
     /// not walked.
     pub(crate) fn without_limit(&self, id: RecordId, most: usize) -> Vec<WaiterId> {
-        let queue = self.records.get(id.0).map(|record| &record.queue);
-        let first = queue
-            .filter(|queue| queue.without_limit > 0)
-            .and_then(|queue| queue.first);
+        let queue = self.queue_of(id).filter(|queue| queue.without_limit > 0);
+        let first = queue.and_then(|queue| queue.first);
         let all = self.from(first);
         let without = all.filter(|(_, waiter)| names_no_limit(waiter.asked));
         without.map(|(id, _)| id).take(most).collect()
@@ -552,26 +560,22 @@ impl LockTable {
 
     /// The waiters for a lock, in order.
     pub(crate) fn waiters_of(&self, lock: LockRef<'_>) -> impl Iterator<Item = &Waiter> {
-        let record = self.find(lock).and_then(|id| self.records.get(id.0));
-        let first = record.and_then(|record| record.queue.first);
-        self.from(first).map(|(_, waiter)| waiter)
+        let queue = self.find(lock).and_then(|id| self.queue_of(id));
+        self.from(queue.and_then(|queue| queue.first))
+            .map(|(_, waiter)| waiter)
     }
 
     /// The queues of a database, in no particular order.
     pub(crate) fn views(&self, db: i32, now: Now) -> impl Iterator<Item = QueueView> + '_ {
-        let records = self.records.iter().map(|(_, record)| record);
-        let waited_for =
-            records.filter(move |record| record.lock.db == db && record.queue.length > 0);
-        waited_for.map(move |record| {
-            let first = record
-                .queue
-                .first
-                .and_then(|first| self.waiters.get(first.0));
-            QueueView {
+        let records = self.records.iter();
+        let records = records.filter(move |(_, record)| record.lock.db == db);
+        records.filter_map(move |(id, record)| {
+            let (_, first) = self.first(RecordId(id))?;
+            Some(QueueView {
                 name: Rc::clone(&record.lock.name),
                 waiters: record.queue.length,
-                longest_wait_ms: first.map_or(0, |first| now.mono_ms.saturating_sub(first.since)),
-            }
+                longest_wait_ms: now.mono_ms.saturating_sub(first.since),
+            })
         })
     }
 
@@ -636,12 +640,9 @@ impl LockTable {
         let queue = &mut self.records.get_mut(record_id.0).must_exist()?.queue;
         queue.first = queue.first.or(Some(id));
         queue.last = Some(id);
-        queue.length = queue.length.saturating_add(1);
-        queue.multis = queue.multis.saturating_add(newcomer.multi.is_some().into());
-        let without_limit = names_no_limit(newcomer.asked).into();
-        queue.without_limit = queue.without_limit.saturating_add(without_limit);
-        let reads = (newcomer.mode == Mode::Read).into();
-        queue.readers = queue.readers.saturating_add(reads);
+        if let Some(waiter) = self.waiters.get(id.0).must_exist() {
+            queue.count(waiter, u32::saturating_add);
+        }
         queue.joined = order.saturating_add(1);
         queue.positions.joined(order);
         if queue.length == 1 {
@@ -698,12 +699,7 @@ impl LockTable {
         if queue.unnoted == Some(id) {
             queue.unnoted = waiter.behind;
         }
-        queue.length = queue.length.saturating_sub(1);
-        queue.multis = queue.multis.saturating_sub(waiter.multi.is_some().into());
-        let without_limit = names_no_limit(waiter.asked).into();
-        queue.without_limit = queue.without_limit.saturating_sub(without_limit);
-        let reads = (waiter.mode == Mode::Read).into();
-        queue.readers = queue.readers.saturating_sub(reads);
+        queue.count(&waiter, u32::saturating_sub);
         queue.multi_queue_waiters.remove(&waiter.order);
         queue.positions.left(waiter.order);
         let is_empty = queue.length == 0;
@@ -842,8 +838,7 @@ impl LockTable {
     /// the end of the lease if that comes before. The lease may be over, so this look does not wait
     /// behind those at other locks.
     pub(crate) fn retry(&mut self, id: RecordId, now: Now) {
-        let record = self.records.get(id.0);
-        let lease_end = record.and_then(|record| record.queue.lease_end);
+        let lease_end = self.queue_of(id).and_then(|queue| queue.lease_end);
         let lease_end = lease_end.filter(|end| *end >= now.wall_ms());
         let again_at = now.wall_ms().saturating_add(LOOK_EVERY_MS);
         let over_at = lease_end.map_or(again_at, |end| end.saturating_add(1).min(again_at));
@@ -887,10 +882,7 @@ impl LockTable {
 
     /// Whether the last known lease is over.
     pub(crate) fn lease_over(&self, id: RecordId, now: Now) -> bool {
-        let lease_end = self
-            .records
-            .get(id.0)
-            .and_then(|record| record.queue.lease_end);
+        let lease_end = self.queue_of(id).and_then(|queue| queue.lease_end);
         lease_end.is_some_and(|end| end <= now.wall_ms())
     }
 
@@ -906,8 +898,8 @@ impl LockTable {
 
     /// Whether the lock that a waiter waits for is held with a lease that ends, as far as is known.
     pub(crate) fn is_leased(&self, id: WaiterId) -> bool {
-        let record = self.record_of(id).and_then(|id| self.records.get(id.0));
-        record.is_some_and(|record| record.queue.lease_end.is_some())
+        let queue = self.record_of(id).and_then(|id| self.queue_of(id));
+        queue.is_some_and(|queue| queue.lease_end.is_some())
     }
 
     /// A waiter whose wait is over.
@@ -955,10 +947,7 @@ impl LockTable {
         let Some(waiter) = self.waiters.get(id.0) else {
             return false;
         };
-        let queue = self
-            .records
-            .get(waiter.record.0)
-            .map(|record| &record.queue);
+        let queue = self.queue_of(waiter.record);
         let unnoted = queue.and_then(|queue| self.waiters.get(queue.unnoted?.0));
         let is_unnoted = unnoted.is_some_and(|unnoted| unnoted.order <= waiter.order);
         let long_at = waiter.long_at(self.long_after_ms);
