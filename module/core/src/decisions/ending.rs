@@ -39,7 +39,7 @@ impl Decision<'_> {
         if !release.whole {
             return self.end_entry(release, stored);
         }
-        let then = self.end(stored, &release.owner, release.mode);
+        let (then, _) = self.end_hold(stored, &release.owner, release.mode);
         self.follow(then);
         count(&mut self.locks.counters.session_releases);
     }

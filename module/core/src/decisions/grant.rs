@@ -8,9 +8,16 @@ use crate::interface::stored_permits::{PermitsHash, PermitsHolders, Room};
 use crate::memory::log::metrics::count;
 use crate::memory::table::Waiter;
 use crate::values::ids::{RecordId, WaiterId};
+use crate::values::lock_key::LockKey;
 use crate::values::mode::{Kind, Mode};
-use std::collections::BTreeSet;
+use crate::values::token::Token;
 use std::rc::Rc;
+
+/// A hold count, and the token of the hold.
+type Held = (i64, Token);
+
+/// Several locks, and the token of the hold of each.
+type Tokens = Rc<[(LockKey, Token)]>;
 
 impl Decision<'_> {
     // --- After the end of a hold -----------------------------------------------------------------
@@ -159,16 +166,7 @@ impl Decision<'_> {
     /// Grants a waiter for one lock, which can have it as it is stored. Returns its mode.
     fn grant_one(&mut self, id: WaiterId, stored: &Stored, message: Option<Mode>) -> Option<Mode> {
         let waiter = self.grant(id, message, |decision, entry| {
-            let (count, token) = decision.enter(stored, entry)?;
-            let (mode, several) = (entry.mode, None);
-            Ok((
-                count,
-                Grant {
-                    token,
-                    mode,
-                    several,
-                },
-            ))
+            Ok((decision.enter(stored, entry)?, None))
         })?;
         if waiter.wanted {
             self.ask_if_wanted(&waiter.owner, waiter.mode);
@@ -186,7 +184,7 @@ impl Decision<'_> {
         &mut self,
         id: WaiterId,
         message: Option<Mode>,
-        enter: impl FnOnce(&mut Self, &Entry<'_>) -> Result<(i64, Grant), CommandError>,
+        enter: impl FnOnce(&mut Self, &Entry<'_>) -> Result<(Held, Option<Tokens>), CommandError>,
     ) -> Option<Waiter> {
         let (waiter, of) = (self.locks.table.get(id)?, self.locks.wait_of(id)?);
         let holder = Holder::Other(Rc::clone(&of.owner));
@@ -198,13 +196,18 @@ impl Decision<'_> {
         };
         let entered = enter(self, &entry);
         debug_assert!(entered.is_ok(), "who is granted can enter: {entered:?}");
-        let (held, grant) = entered.ok()?;
+        let ((count, token), several) = entered.ok()?;
         let waiter = self.locks.leave_queues(id)?;
+        let grant = Grant {
+            token,
+            mode: waiter.mode,
+            several,
+        };
         if let Some(message) = message {
             self.publish(message);
         }
         self.count_waited(self.now.mono_ms.saturating_sub(waiter.since));
-        self.locks.tell_granted(of, held, grant, self.effects);
+        self.locks.tell_granted(of, count, grant, self.effects);
         Some(waiter)
     }
 
@@ -254,7 +257,6 @@ impl Decision<'_> {
         most: usize,
     ) {
         let mut holders = others.map(PermitsHolders::holds);
-        let mut hold_already = None;
         for number in 0..most.max(1) {
             let Some((id, first)) = self.locks.table.first(queue) else {
                 return;
@@ -266,11 +268,9 @@ impl Decision<'_> {
                 let (Some(holders), Some(others)) = (&holders, others) else {
                     break;
                 };
-                let hold_already: &BTreeSet<WaiterId> =
-                    hold_already.get_or_insert_with(|| self.waiters_among(queue, others));
                 // Checked before the room: a waiter that holds permits already is refused, whether
                 // its request fits or not.
-                if hold_already.contains(&id) {
+                if others.is_among(&first.owner) {
                     break;
                 }
                 match holders.room(asked, hash.limit, hash.ends_at) {
@@ -290,13 +290,6 @@ impl Decision<'_> {
         }
         // The next waiter needs a reading of its own, or the turn has granted enough.
         self.reconcile_now();
-    }
-
-    /// The waiters in a queue whose owners are among these holders.
-    fn waiters_among(&self, queue: RecordId, holders: &PermitsHolders) -> BTreeSet<WaiterId> {
-        let table = &self.locks.table;
-        let waiters = holders.owners().map(|owner| table.waiter_of(queue, owner));
-        waiters.flatten().map(|(id, _)| id).collect()
     }
 
     /// The first waiter stays, and is looked at again when its request will fit.

@@ -72,13 +72,9 @@ impl Decision<'_> {
         then
     }
 
-    /// Ends the owner's hold in this mode, whatever its count.
-    pub(crate) fn end(&mut self, stored: &Stored, owner: &[u8], mode: Mode) -> Then {
-        self.end_hold(stored, owner, mode).0
-    }
-
-    /// The same. Returns also the hold's record, if it belonged to a session.
-    fn end_hold(
+    /// Ends the owner's hold in this mode, whatever its count. Returns also the hold's record, if it
+    /// belonged to a session.
+    pub(crate) fn end_hold(
         &mut self,
         stored: &Stored,
         owner: &[u8],

@@ -7,7 +7,7 @@
 use crate::decisions::decision::{Acquired, Decision, Entry};
 use crate::decisions::pending_wait::{LeaseEnds, PendingWait};
 use crate::decisions::telling::TOLD_AT_ONCE;
-use crate::interface::effect::{Grant, Holder, WaitOutcome};
+use crate::interface::effect::{Holder, WaitOutcome};
 use crate::interface::error::CommandError;
 use crate::interface::outcome::Outcome;
 use crate::interface::request::{MultiAcquire, MultiRelease, Release, WaitMode};
@@ -226,13 +226,8 @@ impl Decision<'_> {
             return;
         };
         let granted = self.grant(first, None, |decision, entry| {
-            let ((count, token), tokens) = decision.enter_all(several, entry)?;
-            let grant = Grant {
-                token,
-                mode: Mode::Plain,
-                several: Some(locks.iter().cloned().zip(tokens).collect()),
-            };
-            Ok((count, grant))
+            let (held, tokens) = decision.enter_all(several, entry)?;
+            Ok((held, Some(locks.iter().cloned().zip(tokens).collect())))
         });
         let Some(waiter) = granted else { return };
         let waited_ms = self.now.mono_ms.saturating_sub(waiter.since);

@@ -99,7 +99,7 @@ impl Stored {
     /// When the lock will be free for this mode, as far as is known.
     pub(crate) fn ends_for(&self, mode: Mode) -> Option<i64> {
         match self {
-            Self::Permits(hash) if mode == Mode::Permits => hash.room_at(),
+            Self::Permits(hash) if mode == Mode::Permits => hash.room.at(),
             // Also for a plain waiter, which is in this queue because a script made the lock a
             // read-write lock.
             Self::ReadWrite(hash) if mode != Mode::Read => hash.readers_end(),

@@ -97,9 +97,10 @@ impl PermitsHold {
 }
 
 /// Whether there is room for the permits that were asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Room {
     /// No permits were asked for, or not all holds were read.
+    #[default]
     Unknown,
     /// No limit is set, and the caller named none.
     NoLimit,
@@ -123,7 +124,7 @@ impl Room {
 }
 
 /// The hash of permits, as far as a decision about one owner needs it. It may not exist.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PermitsHash {
     /// The owner's own hold, if its lease is not over.
     pub own: Option<PermitsHold>,
@@ -170,23 +171,19 @@ impl PermitsHash {
 
     /// A hash without holders.
     pub(crate) fn free(is_there: bool) -> Self {
-        let mut reading = PermitsReading::new(b"", None, None, Now::default());
-        reading.is_there = is_there;
-        reading.found(None)
+        Self {
+            is_there,
+            ..Self::default()
+        }
     }
 
     /// The time until there is room for the request, as in [`crate::Stored::ttl_ms`].
     pub(crate) fn ttl_ms(&self, now: Now) -> i64 {
         match self.room {
             Room::Unknown | Room::Now => 0,
-            Room::At(_) => ttl_ms(self.room_at(), now),
+            Room::At(end) => ttl_ms(Some(end), now),
             Room::NoLimit | Room::Never => -1,
         }
-    }
-
-    /// When there is room for the request; none if never, or if there is now.
-    pub(crate) fn room_at(&self) -> Option<i64> {
-        self.room.at()
     }
 
     /// When the key must expire if the owner's own hold ends at `own_end`, or is over; none if its
@@ -213,6 +210,7 @@ impl PermitsHash {
 /// number of waiters.
 #[derive(Clone, Debug, Default)]
 pub struct PermitsHolders {
+    /// The owners, sorted.
     owners: Vec<Box<[u8]>>,
     /// The end of each hold, and its number of permits.
     holds: Vec<(i64, Permits)>,
@@ -220,8 +218,10 @@ pub struct PermitsHolders {
 }
 
 impl PermitsHolders {
-    pub(crate) fn owners(&self) -> impl Iterator<Item = &[u8]> {
-        self.owners.iter().map(|owner| &**owner)
+    /// Whether this owner is one of them.
+    pub(crate) fn is_among(&self, owner: &[u8]) -> bool {
+        let found = self.owners.binary_search_by(|of| (**of).cmp(owner));
+        found.is_ok()
     }
 
     /// The same without the owners' names.
@@ -388,7 +388,10 @@ impl<'a> PermitsReading<'a> {
             room: self.room(ends_at),
         };
         match self.others {
-            Others::Read(others) => (hash, others),
+            Others::Read(mut others) => {
+                others.owners.sort_unstable();
+                (hash, others)
+            }
             Others::Some => (hash, PermitsHolders::default()),
         }
     }
