@@ -221,7 +221,8 @@ impl Decision<'_> {
     }
 
     fn enter_granted(&mut self, id: MultiId, several: &LockSet<'_>) {
-        let (locks, first) = (self.locks.multis.locks(id), self.locks.waiter_of(id));
+        let multis = &self.locks.multis;
+        let (locks, first) = (multis.locks(id), multis.waiters(id).first().copied());
         let (Some(locks), Some(first)) = (locks.must_exist(), first.must_exist()) else {
             return;
         };

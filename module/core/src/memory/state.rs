@@ -16,7 +16,7 @@ use crate::memory::multi_waits::MultiWaits;
 use crate::memory::pending::PendingRelease;
 use crate::memory::session::{SessionView, Sessions};
 use crate::memory::table::{Gauges, LockTable, QueueView, ReplyTarget, Waiter, WaiterView};
-use crate::values::ids::{HoldId, MultiId, RecordId, SessionId, WaiterId};
+use crate::values::ids::{HoldId, RecordId, SessionId, WaiterId};
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
 use crate::values::time::Now;
@@ -237,13 +237,10 @@ impl Locks {
     /// Removes a waiter that does not get the lock. The owner of the next waiter may hold the lock
     /// and would be granted a re-entry, so the queue is marked dirty.
     pub(crate) fn leave_untold(&mut self, id: WaiterId) -> Option<Waiter> {
-        let multi = self.table.get(id)?.multi;
-        let of_multi = multi.map_or(&[][..], |multi| self.multis.waiters(multi));
-        let all = of_multi.iter().chain(multi.is_none().then_some(&id));
-        let first = all.filter(|waiter| self.table.is_first(**waiter));
-        let queues: Vec<RecordId> = first
-            .filter_map(|waiter| self.table.record_of(*waiter))
-            .collect();
+        let first = self.members(&id).iter();
+        let first = first.filter(|waiter| self.table.is_first(**waiter));
+        let queues = first.filter_map(|waiter| self.table.record_of(*waiter));
+        let queues: Vec<RecordId> = queues.collect();
         let waiter = self.leave_queues(id);
         for queue in queues {
             self.mark_queue(queue);
@@ -266,18 +263,17 @@ impl Locks {
         Some(waiter)
     }
 
-    /// For a waiter of a multi-wait, the waiter in the queue of its first lock; for another,
-    /// itself.
-    pub(crate) fn main_waiter(&self, id: WaiterId) -> Option<WaiterId> {
-        match self.table.get(id)?.multi {
-            None => Some(id),
-            Some(multi) => self.multis.waiters(multi).first().copied(),
+    /// All waiters of the wait that a waiter is part of, in the order of its locks.
+    pub(crate) fn members<'s>(&'s self, id: &'s WaiterId) -> &'s [WaiterId] {
+        match self.table.get(*id).and_then(|waiter| waiter.multi) {
+            None => std::slice::from_ref(id),
+            Some(multi) => self.multis.waiters(multi),
         }
     }
 
-    /// The waiter of a multi-wait in the queue of its first lock: its id stands for the whole wait.
-    pub(crate) fn waiter_of(&self, multi: MultiId) -> Option<WaiterId> {
-        self.multis.waiters(multi).first().copied()
+    /// The first waiter of the wait that a waiter is part of: its id stands for the whole wait.
+    pub(crate) fn main_waiter(&self, id: WaiterId) -> Option<WaiterId> {
+        self.members(&id).first().copied()
     }
 
     pub(crate) fn lock_of(&self, id: WaiterId) -> Option<LockKey> {

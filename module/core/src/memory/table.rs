@@ -662,21 +662,15 @@ impl LockTable {
     }
 
     /// The waiter keeps its place, but waits for another connection or session and with new terms.
-    /// Returns the reply target and the session that it had.
-    pub(crate) fn take_over(
-        &mut self,
-        id: WaiterId,
-        newcomer: &Newcomer<'_>,
-        now: Now,
-    ) -> Option<(ReplyTarget, Option<SessionId>)> {
-        let waiter = self.waiters.get_mut(id.0).must_exist()?;
-        let wait_end = newcomer.wait.end(now);
-        self.wait_ends.set(id, &mut waiter.wait_end, wait_end);
-        waiter.lease = newcomer.lease;
-        waiter.wanted = newcomer.wanted;
-        let reply_to = std::mem::replace(&mut waiter.reply_to, newcomer.reply_to);
-        let session = std::mem::replace(&mut waiter.session, newcomer.session);
-        Some((reply_to, session))
+    pub(crate) fn take_over(&mut self, id: WaiterId, newcomer: &Newcomer<'_>, now: Now) {
+        if let Some(waiter) = self.waiters.get_mut(id.0).must_exist() {
+            waiter.lease = newcomer.lease;
+            waiter.wanted = newcomer.wanted;
+            waiter.reply_to = newcomer.reply_to;
+            waiter.session = newcomer.session;
+            let wait_end = newcomer.wait.end(now);
+            self.wait_ends.set(id, &mut waiter.wait_end, wait_end);
+        }
     }
 
     /// Removes a waiter, wherever it stands in its queue.

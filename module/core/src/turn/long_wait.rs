@@ -47,10 +47,9 @@ impl Locks {
     /// For a wait for several locks, its waiter at a lock that is held, as far as is known; else
     /// the waiter itself.
     fn held_up_at(&self, id: WaiterId) -> WaiterId {
-        let multi = self.table.get(id).and_then(|waiter| waiter.multi);
-        let waiters = multi.map_or(&[][..], |multi| self.multis.waiters(multi));
+        let mut waiters = self.members(&id).iter();
         let is_held = |waiter: &&WaiterId| self.table.is_leased(**waiter);
-        waiters.iter().find(is_held).copied().unwrap_or(id)
+        waiters.find(is_held).copied().unwrap_or(id)
     }
 
     /// Says how many lines were left out of the server's log, when there is room for it.

@@ -214,6 +214,14 @@ impl<'a> Turn<'a> {
         name.map(|name| LockRef { db: self.db, name })
     }
 
+    /// The mode in which its command asks for its locks.
+    pub(super) fn mode(&self) -> Mode {
+        match self.command {
+            Some(Command::Acquire(request)) => request.mode,
+            _ => Mode::Plain,
+        }
+    }
+
     /// The lock that a task of this turn is about; of several the first.
     pub(super) fn lock_of<'s>(&self, subject: &'s Subject) -> Option<LockRef<'s>>
     where

@@ -54,27 +54,17 @@ impl Locks {
         now: Now,
     ) -> Result<Option<Outcome>, CommandError> {
         turn.pending_wait = Some(pending_wait);
-        let locks = turn.locks();
-        let only = locks.first().filter(|_| locks.len() == 1);
-        let queue = only.and_then(|only| self.table.queue(*only));
-        let begins_no_circle = match turn.command {
-            Some(Command::Acquire(request)) => {
-                let is_own = || only.is_some_and(|at| self.own_place(*at, request).is_some());
-                request.mode == Mode::Permits || is_own()
-            }
-            Some(Command::MultiAcquire(request)) => self.own_multi(&locks, request).is_some(),
-            _ => return Err(CommandError::Unsettled),
-        };
-        let found = if begins_no_circle || !self.table.any_other_queue(queue) {
-            Found::Nothing
-        } else {
-            let owner = turn.command.map_or(&[][..], |command| command.owner());
-            let locks = locks.into_iter().map(LockKey::from).collect();
-            let search =
-                turn.search
-                    .insert(Box::new(DeadlockSearch::new(&self.table, owner, locks)));
-            search.go_on(&self.table)
-        };
+        let only = turn.lock(0).filter(|_| turn.lock(1).is_none());
+        let queue = only.and_then(|only| self.table.queue(only));
+        let is_for_permits = turn.mode() == Mode::Permits;
+        if is_for_permits || !self.table.any_other_queue(queue) || self.own_wait(turn).is_some() {
+            return self.go_on_searching(turn, Found::Nothing, now);
+        }
+        let owner = turn.command.map_or(&[][..], |command| command.owner());
+        let locks = turn.locks().into_iter().map(LockKey::from).collect();
+        let mut search = DeadlockSearch::new(&self.table, owner, locks);
+        let found = search.go_on(&self.table);
+        turn.search = Some(Box::new(search));
         self.go_on_searching(turn, found, now)
     }
 
@@ -95,10 +85,8 @@ impl Locks {
                 Err(error)
             }
             Found::Nothing => {
-                let ttl_ms = turn
-                    .pending_wait
-                    .as_ref()
-                    .map_or(0, |pending_wait| pending_wait.ttl_ms);
+                let pending_wait = turn.pending_wait.as_ref();
+                let ttl_ms = pending_wait.map_or(0, |pending_wait| pending_wait.ttl_ms);
                 Ok(Some(Outcome::MustWait { ttl_ms }))
             }
         }
@@ -144,48 +132,42 @@ impl Locks {
     ) -> Option<Joined> {
         let pending_wait = turn.pending_wait.take()?;
         let newcomer = self.newcomer(turn.command?, client)?;
-        let (session, reply_to) = (newcomer.session, newcomer.reply_to);
         self.invalidate();
-        // For one waiter no list is allocated.
-        let (of_one, of_several);
-        let (waiters, is_new): (&[WaiterId], bool) = match turn.command? {
-            Command::Acquire(request) => {
-                let lock = turn.lock(0)?;
-                let own_place = self.own_place(lock, request);
-                of_one = match own_place {
-                    Some(waiter) => [waiter],
-                    None => [self.join(lock, 0, &newcomer, &pending_wait, now)?],
-                };
-                (&of_one, own_place.is_none())
+        let own = self.own_wait(turn);
+        let first = match (own, turn.command?) {
+            (Some(own), _) => own,
+            (None, Command::MultiAcquire(_)) => {
+                self.join_all(&turn.locks(), newcomer, &pending_wait, now)?
             }
-            Command::MultiAcquire(request) => {
-                let locks = turn.locks();
-                let own_multi = self.own_multi(&locks, request);
-                of_several = match own_multi {
-                    Some(multi) => self.multis.waiters(multi).to_vec(),
-                    None => self.join_all(&locks, newcomer, &pending_wait, now)?,
-                };
-                (&of_several, own_multi.is_none())
-            }
-            _ => return None,
+            (None, _) => self.join(turn.lock(0)?, 0, &newcomer, &pending_wait, now)?,
         };
-        let first = *waiters.first()?;
         if pending_wait.is_out_of_date {
             // The lock may be free by now, or have another holder: the timer looks at once.
-            self.mark_queues_of(waiters);
+            self.mark_queues_of(first);
         }
-        if !is_new {
+        if own.is_some() {
             let ttl_ms = self.ttl_or_delay_ms(pending_wait.ttl_when_taken_over(now), now);
-            self.take_over(waiters, &newcomer, ttl_ms, now, effects)?;
+            self.take_over(first, &newcomer, ttl_ms, now, effects)?;
         }
-        if let Some(session) = session {
+        if let Some(session) = newcomer.session {
             self.sessions.add_waiter(session, first);
         }
-        if is_new && self.holds.any_asks() && pending_wait.is_kept_out() {
-            self.tell_wanted_by_newcomer(waiters, effects);
+        if own.is_none() && self.holds.any_asks() && pending_wait.is_kept_out() {
+            self.tell_wanted_by_newcomer(first, effects);
         }
         self.note_peak();
-        Some(self.joined(first, waiters, is_new, reply_to))
+        let (position, moment) = match newcomer.reply_to {
+            ReplyTarget::Client { .. } => (0, None),
+            ReplyTarget::Session(session) => (
+                self.position(first, own.is_none()),
+                self.sessions.moment(session),
+            ),
+        };
+        Some(Joined {
+            waiter: first,
+            position,
+            moment,
+        })
     }
 
     /// The waiter that a command's caller becomes: on its blocked client, or for its session.
@@ -226,44 +208,27 @@ impl Locks {
         })
     }
 
-    /// The answer to the driver. For a blocked client it has neither place nor moment.
-    fn joined(
-        &mut self,
-        waiter: WaiterId,
-        waiters: &[WaiterId],
-        is_new: bool,
-        reply_to: ReplyTarget,
-    ) -> Joined {
-        let (position, moment) = match reply_to {
-            ReplyTarget::Client { .. } => (0, None),
-            ReplyTarget::Session(session) => (
-                self.position(waiters, is_new),
-                self.sessions.moment(session),
-            ),
-        };
-        Joined {
-            waiter,
-            position,
-            moment,
-        }
-    }
-
     /// The caller of a command that [must wait](Outcome::MustWait) cannot be blocked after all: it
     /// is refused, and the holds that keep it out are told that the lock is wanted.
     pub fn turn_away(&mut self, turn: &mut Turn<'_>, effects: &mut Vec<Effect>) {
         let pending_wait = turn.pending_wait.take();
-        let Some(command) = turn
-            .command
-            .filter(|_| pending_wait.is_some_and(|it| it.is_kept_out()))
-        else {
-            return;
-        };
-        let mode = match command {
-            Command::Acquire(request) => request.mode,
-            _ => Mode::Plain,
-        };
-        for lock in turn.locks() {
-            self.tell_wanted_by(lock, command.owner(), mode, effects);
+        let owner = turn.command.map_or(&[][..], |command| command.owner());
+        if pending_wait.is_some_and(|pending_wait| pending_wait.is_kept_out()) {
+            for lock in turn.locks() {
+                self.tell_wanted_by(lock, owner, turn.mode(), effects);
+            }
+        }
+    }
+
+    /// The owner's wait that the command takes over (ONCE): its first waiter.
+    fn own_wait(&self, turn: &Turn<'_>) -> Option<WaiterId> {
+        match turn.command? {
+            Command::Acquire(request) => self.own_place(turn.lock(0)?, request),
+            Command::MultiAcquire(request) => {
+                let multi = self.own_multi(&turn.locks(), request)?;
+                self.multis.waiters(multi).first().copied()
+            }
+            _ => None,
         }
     }
 
@@ -278,9 +243,9 @@ impl Locks {
         (waiter.multi.is_none() && is_same).then_some(id)
     }
 
-    fn mark_queues_of(&mut self, waiters: &[WaiterId]) {
-        for waiter in waiters {
-            if let Some(queue) = self.table.record_of(*waiter) {
+    fn mark_queues_of(&mut self, wait: WaiterId) {
+        for waiter in self.members(&wait).to_vec() {
+            if let Some(queue) = self.table.record_of(waiter) {
                 self.mark_queue(queue);
             }
         }
@@ -311,7 +276,7 @@ impl Locks {
         newcomer: Newcomer<'_>,
         pending_wait: &PendingWait,
         now: Now,
-    ) -> Option<Vec<WaiterId>> {
+    ) -> Option<WaiterId> {
         let keys = locks.iter().map(|lock| {
             let record = self.table.find(*lock);
             let known = record.and_then(|record| self.table.lock_of(record).cloned());
@@ -333,27 +298,27 @@ impl Locks {
             };
             self.multis.add_waiter(multi, waiter);
         }
-        Some(self.multis.waiters(multi).to_vec())
+        self.multis.waiters(multi).first().copied()
     }
 
     /// The owner's wait goes on for another connection or session, with new terms. If its reply
     /// target was another one, that is told so.
     fn take_over(
         &mut self,
-        waiters: &[WaiterId],
+        first: WaiterId,
         newcomer: &Newcomer<'_>,
         ttl_ms: i64,
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Option<()> {
-        let (first, others) = waiters.split_first()?;
-        let of = self.wait_of(*first).must_exist()?;
-        let (reply_to, session) = self.table.take_over(*first, newcomer, now)?;
-        for waiter in others {
-            self.table.take_over(*waiter, newcomer, now)?;
+        let of = self.wait_of(first).must_exist()?;
+        let waiter = self.table.get(first)?;
+        let (reply_to, session) = (waiter.reply_to, waiter.session);
+        for waiter in self.members(&first).to_vec() {
+            self.table.take_over(waiter, newcomer, now);
         }
         if let Some(session) = session {
-            self.sessions.remove_waiter(session, *first);
+            self.sessions.remove_waiter(session, first);
         }
         count(&mut self.counters.cancels);
         if reply_to != newcomer.reply_to {
@@ -363,17 +328,15 @@ impl Locks {
     }
 
     /// The place in the queue; for several locks the largest. A new waiter is the last.
-    fn position(&mut self, waiters: &[WaiterId], is_new: bool) -> i64 {
-        let mut largest = 0;
-        for waiter in waiters {
-            let position = if is_new {
-                let queue = self.table.record_of(*waiter);
-                queue.map_or(0, |queue| self.table.length(queue).into())
-            } else {
-                self.table.position(*waiter)
-            };
-            largest = largest.max(position);
-        }
-        largest
+    fn position(&mut self, first: WaiterId, is_new: bool) -> i64 {
+        let waiters = self.members(&first).to_vec();
+        let positions = waiters.into_iter().map(|waiter| {
+            if !is_new {
+                return self.table.position(waiter);
+            }
+            let queue = self.table.record_of(waiter);
+            queue.map_or(0, |queue| self.table.length(queue).into())
+        });
+        positions.max().unwrap_or(0)
     }
 }
