@@ -163,24 +163,19 @@ impl Sessions {
 
     /// The session that this user names, if it has a connection and that has heard of its life.
     pub(crate) fn listened(&self, session: SessionRef<'_>) -> Result<SessionId, CommandError> {
-        let id = self.find(session)?.ok_or(CommandError::NoSession)?;
-        let found = self.arena.get(id.0);
-        let is_listened = |session: &&Session| session.client_id.and(session.life).is_some();
-        found.filter(is_listened).ok_or(CommandError::NoSession)?;
-        Ok(id)
+        match self.find(session)? {
+            Some((id, found)) if found.client_id.and(found.life).is_some() => Ok(id),
+            _ => Err(CommandError::NoSession),
+        }
     }
 
     /// The session with this name, or none. A session of another user is refused: otherwise any
     /// user could receive its grants and end its holds by knowing its name.
-    fn find(&self, session: SessionRef<'_>) -> Result<Option<SessionId>, CommandError> {
-        let Some(id) = self.names.get(session.name) else {
-            return Ok(None);
-        };
-        let begun_by = self.arena.get(id.0).map(|session| &*session.user);
-        if begun_by == Some(session.user) {
-            Ok(Some(*id))
-        } else {
-            Err(CommandError::SessionOfAnother)
+    fn find(&self, session: SessionRef<'_>) -> Result<Option<(SessionId, &Session)>, CommandError> {
+        let id = self.names.get(session.name);
+        match id.and_then(|id| Some((*id, self.arena.get(id.0)?))) {
+            Some((_, found)) if *found.user != *session.user => Err(CommandError::SessionOfAnother),
+            found => Ok(found),
         }
     }
 
@@ -261,9 +256,8 @@ impl Sessions {
         limits: SessionLimits,
         now: Now,
     ) -> Result<SessionId, CommandError> {
-        if let Some(id) = self.find(request.session)? {
-            let known = self.arena.get(id.0).and_then(|session| session.epoch);
-            return match known {
+        if let Some((id, session)) = self.find(request.session)? {
+            return match session.epoch {
                 Some(known) if request.epoch.is_some_and(|epoch| epoch < known) => {
                     Err(CommandError::Stale(known))
                 }
@@ -273,13 +267,9 @@ impl Sessions {
         if limits.out_of_memory {
             return Err(CommandError::OutOfMemory);
         }
-        let has_room = self.has_room(limits.sessions);
+        let has_room = usize::try_from(limits.sessions).is_ok_and(|max| self.len() < max);
         let opened = has_room.then(|| self.open(request.session, now)).flatten();
         opened.ok_or(CommandError::TooManySessions(limits.sessions))
-    }
-
-    fn has_room(&self, sessions_max: u32) -> bool {
-        usize::try_from(sessions_max).is_ok_and(|max| self.len() < max)
     }
 
     /// None only if there are four billion sessions already.
@@ -355,17 +345,10 @@ impl Sessions {
 
     /// How many events, waits and holds end with a session, plus one for the session itself.
     pub(crate) fn size_of(&self, id: SessionId) -> usize {
-        let session = self.arena.get(id.0);
-        let belongings = session.map_or(0, |session| {
-            let events = session.events.len();
-            let waits = session.waiters.len();
-            session
-                .holds
-                .len()
-                .saturating_add(waits)
-                .saturating_add(events)
-        });
-        belongings.saturating_add(1)
+        self.arena.get(id.0).map_or(1, |session| {
+            let held = session.holds.len().saturating_add(session.waiters.len());
+            held.saturating_add(session.events.len()).saturating_add(1)
+        })
     }
 
     /// A session whose grace is over.
@@ -449,7 +432,7 @@ impl Sessions {
 
     /// The command connection has closed.
     pub(crate) fn unbind(&mut self, session: SessionRef<'_>, client_id: u64) {
-        if let Ok(Some(id)) = self.find(session)
+        if let Ok(Some((id, _))) = self.find(session)
             && let Some(session) = self.arena.get_mut(id.0)
             && session.bound == Some(client_id)
         {
@@ -487,14 +470,11 @@ impl Sessions {
         let present = self.arena.get(id.0).and_then(|session| session.listener);
         if present == Some(listener) {
             self.stop_listening(id);
-            // It was not woken to fetch, so the limit of unacknowledged events applies again.
-            if let Some(session) = self.arena.get_mut(id.0) {
-                session.is_woken = false;
-            }
+            self.woken_no_more(id);
         }
     }
 
-    /// A listener was woken, but its client disconnected before it was told: the limit of
+    /// A listener that was woken is not told, or was not woken to be told: the limit of
     /// unacknowledged events applies again.
     pub(crate) fn woken_no_more(&mut self, id: SessionId) {
         let Some(session) = self.arena.get_mut(id.0) else {

@@ -126,19 +126,15 @@ impl Locks {
 
     /// A grant could not be delivered: it is given back as soon as a write is allowed.
     pub fn end_grant_later(&mut self, lock: &LockKey, owner: &Rc<[u8]>, grant: &Grant) {
-        let release = |token| PendingRelease {
-            owner: Rc::clone(owner),
-            mode: grant.mode,
-            token: Some(token),
-            whole: false,
-        };
-        match &grant.several {
-            None => self.end_later(lock.as_ref(), release(grant.token)),
-            Some(several) => {
-                for (lock, token) in several.iter() {
-                    self.end_later(lock.as_ref(), release(*token));
-                }
-            }
+        let one = [(lock.clone(), grant.token)];
+        for (lock, token) in grant.several.as_deref().unwrap_or(&one) {
+            let release = PendingRelease {
+                owner: Rc::clone(owner),
+                mode: grant.mode,
+                token: Some(*token),
+                whole: false,
+            };
+            self.end_later(lock.as_ref(), release);
         }
     }
 
@@ -288,7 +284,7 @@ impl Locks {
         let index = record.and_then(|record| self.table.holds_mut(record));
         let hold = self.holds.remove(index, id)?;
         if let Some(record) = record {
-            self.table.hold_removed(record);
+            self.table.close_if_idle(record);
         }
         self.sessions.remove_hold(hold.session, id);
         Some(hold)
@@ -398,7 +394,7 @@ impl Locks {
     }
 
     pub(crate) fn note_peak(&mut self) {
-        let waiters = u64::try_from(self.table.gauges().waiters).unwrap_or(u64::MAX);
+        let waiters = u64::try_from(self.table.waiters()).unwrap_or(u64::MAX);
         self.counters.waiters_peak = self.counters.waiters_peak.max(waiters);
     }
 }

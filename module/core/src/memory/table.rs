@@ -121,7 +121,7 @@ impl WaitQueue {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct LockRecord {
     lock: LockKey,
     queue: WaitQueue,
@@ -308,14 +308,7 @@ impl LockTable {
         let (db, name) = (lock.db, Rc::clone(&lock.name));
         let id = RecordId(self.records.insert(LockRecord {
             lock,
-            queue: WaitQueue::default(),
-            holds: HoldIndex::default(),
-            pending: VecDeque::new(),
-            outlived: false,
-            dirty: false,
-            lease_over_at: None,
-            look_at: None,
-            key_look_at: 0,
+            ..LockRecord::default()
         })?);
         self.databases.entry(db).or_default().insert(name, id);
         self.last_found.set(Some(id));
@@ -324,7 +317,7 @@ impl LockTable {
     }
 
     /// Closes a record that is empty. Must be called after anything was removed from it.
-    fn close_if_idle(&mut self, id: RecordId) {
+    pub(crate) fn close_if_idle(&mut self, id: RecordId) {
         let is_idle = self.records.get(id.0).is_some_and(|record| {
             record.queue.length == 0 && record.holds.is_empty() && record.pending.is_empty()
         });
@@ -464,14 +457,10 @@ impl LockTable {
         self.records.get(id.0).map(|record| &record.holds)
     }
 
-    /// The holds that sessions have of a lock, to be changed. Call [`LockTable::hold_removed`]
+    /// The holds that sessions have of a lock, to be changed. Call [`LockTable::close_if_idle`]
     /// after removing one.
     pub(crate) fn holds_mut(&mut self, id: RecordId) -> Option<&mut HoldIndex> {
         self.records.get_mut(id.0).map(|record| &mut record.holds)
-    }
-
-    pub(crate) fn hold_removed(&mut self, id: RecordId) {
-        self.close_if_idle(id);
     }
 
     // --- Finding waiters -------------------------------------------------------------------------
