@@ -196,7 +196,9 @@ impl Decision<'_> {
         let blocked = waiters.zip(several.stored).find(|of| !can_have(of));
         let blocked_in = blocked.and_then(|(waiter, _)| table.record_of(*waiter));
         let is_kept_back = blocked_in.is_none() && !self.may_grant_several(several);
-        self.locks.multis.block(id, blocked_in, is_kept_back);
+        if let Some(multi) = self.locks.multis.get_mut(id).must_exist() {
+            (multi.blocked_in, multi.is_kept_back) = (blocked_in, is_kept_back);
+        }
         if blocked_in.is_none() && !is_kept_back {
             self.enter_granted(id, several);
         }

@@ -9,8 +9,8 @@ use crate::interface::outcome::Outcome;
 use crate::interface::request::{Acquire, Cancel, Guard, Release, Renew, WaitMode};
 use crate::interface::stored::{Count, HeldBy, ReadWrite, Stored};
 use crate::memory::log::metrics::count;
+use crate::memory::state::Locks;
 use crate::values::circle::Circle;
-use crate::values::ids::{RecordId, WaiterId};
 use crate::values::mode::Mode;
 use std::rc::Rc;
 
@@ -89,7 +89,7 @@ impl Decision<'_> {
     ) -> Result<(), CommandError> {
         match (stored, request.asked) {
             // An owner that waits already stays in the queue when the limit is lowered.
-            (_, Some(asked)) if self.own_place(request).is_none() => {
+            (_, Some(asked)) if self.locks.own_place(self.at, request).is_none() => {
                 stored.permits().check_limit(asked)
             }
             (Stored::ReadWrite(hash), _)
@@ -119,18 +119,14 @@ impl Decision<'_> {
             let ttl_ms = pending_wait.ttl_ms;
             return Ok(Acquired::Decided(Outcome::NotHeld { ttl_ms }));
         }
-        if self.own_place(request).is_none() {
+        if self.locks.own_place(self.at, request).is_none() {
             self.check_may_wait(request.owner, request.mode, waiters_max)?;
         }
         Ok(Acquired::MustWait(pending_wait))
     }
 
-    /// The owner's place in the queue, if the request takes it over (ONCE).
-    pub(crate) fn own_place(&self, request: &Acquire<'_>) -> Option<WaiterId> {
-        self.locks.own_place(self.at, request)
-    }
-
-    /// Whether this owner may join the queue.
+    /// Whether this owner may join the queue. An owner stands in a queue once, so one that waits to
+    /// read and asks to write would wait for itself.
     pub(crate) fn check_may_wait(
         &mut self,
         owner: &[u8],
@@ -140,39 +136,17 @@ impl Decision<'_> {
         let Some(queue) = self.queue() else {
             return Ok(());
         };
-        self.check_not_waiting(queue, owner, mode)?;
-        self.check_room(queue, owner, waiters_max)
-    }
-
-    /// An owner stands in a queue once. If it waits to read and asks to write, it would wait for
-    /// itself.
-    fn check_not_waiting(
-        &mut self,
-        queue: RecordId,
-        owner: &[u8],
-        mode: Mode,
-    ) -> Result<(), CommandError> {
-        let waiter = self.locks.table.waiter_of(queue, owner);
-        match waiter.map(|(_, waiter)| waiter.mode) {
-            None => Ok(()),
+        let Locks { table, log, .. } = &mut *self.locks;
+        match table.waiter_of(queue, owner).map(|(_, of)| of.mode) {
+            None if table.length(queue) < waiters_max => Ok(()),
+            None => {
+                let error = CommandError::TooManyWaiters(waiters_max);
+                log.add_full(self.at, owner, || error.to_string(), self.now);
+                Err(error)
+            }
             Some(Mode::Read) if mode == Mode::Write => Err(self.refuse_upgrade(owner)),
             Some(_) => Err(CommandError::Waiting),
         }
-    }
-
-    fn check_room(
-        &mut self,
-        queue: RecordId,
-        owner: &[u8],
-        waiters_max: u32,
-    ) -> Result<(), CommandError> {
-        if self.locks.table.length(queue) < waiters_max {
-            return Ok(());
-        }
-        let error = CommandError::TooManyWaiters(waiters_max);
-        let log = &mut self.locks.log;
-        log.add_full(self.at, owner, || error.to_string(), self.now);
-        Err(error)
     }
 
     /// Refuses a reader that asks to wait for WRITE: it would wait for itself.

@@ -157,7 +157,9 @@ impl Locks {
             self.table.take_dirty(id);
         }
         for multi in self.agenda.clear() {
-            self.multis.unmark(multi);
+            if let Some(multi) = self.multis.get_mut(multi) {
+                multi.marked = false;
+            }
         }
         while self.holds.any_dirty() {
             self.holds.pop_dirty();

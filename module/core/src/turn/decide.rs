@@ -251,7 +251,9 @@ impl Decision<'_> {
     }
 
     fn decide_several(&mut self, multi: MultiId, locks: &[LockKey], read: &Read<'_>) {
-        self.locks.multis.unmark(multi);
+        if let Some(multi) = self.locks.multis.get_mut(multi) {
+            multi.marked = false;
+        }
         self.locks.agenda.pop_now();
         match read {
             Read::Several(stored) => {

@@ -400,7 +400,8 @@ impl Locks {
     /// A task for a wait for several locks, after all pending releases at any of them: a release at
     /// a later lock may lead to a grant at an earlier one.
     fn multi_task(&self, turn: &Turn<'_>, multi: MultiId) -> Option<Task> {
-        let locks = self.multis.locks(multi)?;
+        let wait = self.multis.get(multi)?;
+        let (locks, owner) = (Rc::clone(&wait.locks), Rc::clone(&wait.owner));
         if self.table.any_pending() {
             let records = locks
                 .iter()
@@ -410,7 +411,7 @@ impl Locks {
                 return Some(release);
             }
         }
-        let subject = Subject::Several(locks, self.multis.owner(multi).must_exist()?);
+        let subject = Subject::Several(locks, owner);
         let purpose = Purpose::GrantSeveral(multi);
         Some(self.task(subject, ReadDepth::Brief, purpose))
     }

@@ -296,7 +296,9 @@ impl Locks {
                 }
                 return None;
             };
-            self.multis.add_waiter(multi, waiter);
+            if let Some(multi) = self.multis.get_mut(multi).must_exist() {
+                multi.waiters.push(waiter);
+            }
         }
         self.multis.waiters(multi).first().copied()
     }
