@@ -45,36 +45,36 @@ impl<'a> Options<'a> {
     pub(crate) fn read<I: Iterator<Item = &'a [u8]>>(
         mut self,
         args: &mut Arguments<I>,
-        names: &[&'static [u8]],
+        names: &[&'static str],
     ) -> Result<Self, CommandError> {
         while let Some(word) = args.option() {
             let mut known = names.iter();
-            let name = known.find(|name| word.eq_ignore_ascii_case(name));
+            let name = known.find(|name| word.eq_ignore_ascii_case(name.as_bytes()));
             match *name.ok_or_else(|| parse::unknown(word))? {
-                b"READ" => self.add_mode(Mode::Read, word)?,
-                b"WRITE" => self.add_mode(Mode::Write, word)?,
-                b"PERMITS" if self.counts_permits => {
+                "READ" => self.add_mode(Mode::Read, word)?,
+                "WRITE" => self.add_mode(Mode::Write, word)?,
+                "PERMITS" if self.counts_permits => {
                     let value = args.value(word)?;
                     self.add_mode(Mode::Permits, word)?;
                     self.permits = Some(parse::permits(value)?);
                 }
-                b"PERMITS" => self.add_mode(Mode::Permits, word)?,
-                b"OF" => args.read(word, &mut self.limit, parse::limit)?,
-                b"BLOCK" => args.read(word, &mut self.block, parse::wait)?,
-                b"QUEUE" => args.read(word, &mut self.queue, parse::wait)?,
-                b"SESSION" => args.read(word, &mut self.session, parse::session)?,
-                b"WANTED" => parse::set(word, &mut self.wanted, Ok(()))?,
-                b"ONCE" => parse::set(word, &mut self.once, Ok(()))?,
-                b"TOKEN" => args.read(word, &mut self.token, parse::token)?,
-                b"LEASE" => args.read(word, &mut self.lease, parse::lease)?,
-                b"MATCH" => args.read(word, &mut self.pattern, parse::pattern)?,
-                b"COUNT" => args.read(word, &mut self.count, parse::list_count)?,
-                b"EPOCH" => args.read(word, &mut self.epoch, parse::epoch)?,
-                b"AFTER" => {
+                "PERMITS" => self.add_mode(Mode::Permits, word)?,
+                "OF" => args.read(word, &mut self.limit, parse::limit)?,
+                "BLOCK" => args.read(word, &mut self.block, parse::wait)?,
+                "QUEUE" => args.read(word, &mut self.queue, parse::wait)?,
+                "SESSION" => args.read(word, &mut self.session, parse::session)?,
+                "WANTED" => parse::set(word, &mut self.wanted, Ok(()))?,
+                "ONCE" => parse::set(word, &mut self.once, Ok(()))?,
+                "TOKEN" => args.read(word, &mut self.token, parse::token)?,
+                "LEASE" => args.read(word, &mut self.lease, parse::lease)?,
+                "MATCH" => args.read(word, &mut self.pattern, parse::pattern)?,
+                "COUNT" => args.read(word, &mut self.count, parse::list_count)?,
+                "EPOCH" => args.read(word, &mut self.epoch, parse::epoch)?,
+                "AFTER" => {
                     let (life, seq) = (args.value(word)?, args.value(word)?);
                     parse::set(word, &mut self.after, parse::moment(life, seq))?;
                 }
-                b"GRACE" => args.read(word, &mut self.grace_ms, parse::grace)?,
+                "GRACE" => args.read(word, &mut self.grace_ms, parse::grace)?,
                 _ => break,
             }
         }

@@ -168,17 +168,15 @@ pub(crate) fn limit_or_none(bytes: &[u8]) -> Result<Option<Permits>, CommandErro
 }
 
 pub(crate) fn key_count(bytes: &[u8]) -> Result<usize, CommandError> {
-    integer(bytes)
-        .and_then(|count| usize::try_from(count).ok())
-        .filter(|count| (1..=KEYS_MAX).contains(count))
-        .ok_or(CommandError::KeyCount)
+    let within = |count: &usize| (1..=KEYS_MAX).contains(count);
+    let count = |number| usize::try_from(number).ok().filter(within);
+    checked(bytes, count, CommandError::KeyCount)
 }
 
 pub(crate) fn list_count(bytes: &[u8]) -> Result<usize, CommandError> {
-    integer(bytes)
-        .filter(|count| (1..=INTEGER_MAX).contains(count))
-        .and_then(|count| usize::try_from(count).ok())
-        .ok_or(CommandError::ListCount)
+    let within = |number: &i64| (1..=INTEGER_MAX).contains(number);
+    let count = |number| Some(number).filter(within)?.try_into().ok();
+    checked(bytes, count, CommandError::ListCount)
 }
 
 /// A command matches the pattern with every name, so its length is bounded.

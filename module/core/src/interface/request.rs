@@ -57,11 +57,12 @@ impl<'a> Acquire<'a> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
-        let names: [&[u8]; 9] = [
-            b"READ", b"WRITE", b"PERMITS", b"OF", b"BLOCK", b"QUEUE", b"SESSION", b"WANTED",
-            b"ONCE",
-        ];
-        let options = Options::counting_permits().read(&mut args, &names)?;
+        let options = Options::counting_permits().read(
+            &mut args,
+            &[
+                "READ", "WRITE", "PERMITS", "OF", "BLOCK", "QUEUE", "SESSION", "WANTED", "ONCE",
+            ],
+        )?;
         Ok(Self {
             key,
             owner,
@@ -115,8 +116,8 @@ impl<'a> Release<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
-        let names: [&[u8]; 5] = [b"READ", b"WRITE", b"PERMITS", b"TOKEN", b"LEASE"];
-        let options = Options::counting_permits().read(&mut args, &names)?;
+        let options = Options::counting_permits()
+            .read(&mut args, &["READ", "WRITE", "PERMITS", "TOKEN", "LEASE"])?;
         Ok(Self {
             key,
             owner,
@@ -158,10 +159,10 @@ impl<'a> Renew<'a> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
-        let names: [&[u8]; 6] = [
-            b"READ", b"WRITE", b"PERMITS", b"TOKEN", b"SESSION", b"WANTED",
-        ];
-        let options = Options::default().read(&mut args, &names)?;
+        let options = Options::default().read(
+            &mut args,
+            &["READ", "WRITE", "PERMITS", "TOKEN", "SESSION", "WANTED"],
+        )?;
         Ok(Self {
             key,
             owner,
@@ -201,8 +202,8 @@ impl<'a> Guard<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
-        let names: [&[u8]; 5] = [b"READ", b"WRITE", b"PERMITS", b"TOKEN", b"CALL"];
-        let options = Options::default().read(&mut args, &names)?;
+        let options =
+            Options::default().read(&mut args, &["READ", "WRITE", "PERMITS", "TOKEN", "CALL"])?;
         Ok(Self {
             key,
             owner,
@@ -253,8 +254,8 @@ impl<'a> MultiAcquire<'a> {
         let owner = owner(args.next()?)?;
         let lease = parse::lease(args.next()?)?;
         let keys = keys(&mut args)?;
-        let names: [&[u8]; 5] = [b"BLOCK", b"QUEUE", b"SESSION", b"WANTED", b"ONCE"];
-        let options = Options::default().read(&mut args, &names)?;
+        let options =
+            Options::default().read(&mut args, &["BLOCK", "QUEUE", "SESSION", "WANTED", "ONCE"])?;
         Ok(Self {
             owner,
             lease,
@@ -316,7 +317,7 @@ impl<'a> MultiRenew<'a> {
         let owner = owner(args.next()?)?;
         let lease = parse::lease(args.next()?)?;
         let keys = keys(&mut args)?;
-        let session = Options::default().read(&mut args, &[b"SESSION"])?.session;
+        let session = Options::default().read(&mut args, &["SESSION"])?.session;
         Ok(Self {
             owner,
             lease,
@@ -374,7 +375,7 @@ impl<'a> Cancel<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
-        let options = Options::default().read(&mut args, &[b"READ", b"WRITE", b"PERMITS"])?;
+        let options = Options::default().read(&mut args, &["READ", "WRITE", "PERMITS"])?;
         let mode = options.mode.map(|_| options.mode(owner)).transpose()?;
         Ok(Self { key, owner, mode })
     }
@@ -397,12 +398,9 @@ impl<'a> Limit<'a> {
     /// A limit out of bounds, or a wrong number of arguments.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
-        let request = Self {
-            key: args.next()?,
-            limit: parse::limit_or_none(args.next()?)?,
-        };
+        let (key, limit) = (args.next()?, parse::limit_or_none(args.next()?)?);
         args.finish()?;
-        Ok(request)
+        Ok(Self { key, limit })
     }
 }
 
@@ -420,9 +418,9 @@ impl<'a> KeyOnly<'a> {
     /// A wrong number of arguments.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
-        let request = Self { key: args.next()? };
+        let key = args.next()?;
         args.finish()?;
-        Ok(request)
+        Ok(Self { key })
     }
 }
 
@@ -442,7 +440,7 @@ impl<'a> List<'a> {
     /// The first argument that is out of bounds, and the first word that is not an option.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
-        let options = Options::default().read(&mut args, &[b"MATCH", b"COUNT"])?;
+        let options = Options::default().read(&mut args, &["MATCH", "COUNT"])?;
         Ok(Self {
             pattern: options.pattern,
             count: options.count,
@@ -498,8 +496,7 @@ impl<'a> Events<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let session = parse::session(args.next()?)?;
-        let names: [&[u8]; 4] = [b"EPOCH", b"AFTER", b"BLOCK", b"GRACE"];
-        let options = Options::default().read(&mut args, &names)?;
+        let options = Options::default().read(&mut args, &["EPOCH", "AFTER", "BLOCK", "GRACE"])?;
         Ok(Self {
             session,
             epoch: options.epoch,
