@@ -36,32 +36,29 @@ impl Decision<'_> {
         session: Option<SessionId>,
     ) {
         let wanted = request.lease.end(self.now);
-        let (owner, mode) = (request.owner, request.mode);
-        let (token, own_end) = match hash.own_read {
-            Some(own) if mode == Mode::Read => {
+        let (token, own_end, key_end) = match hash.own_read {
+            Some(own) if request.mode == Mode::Read => {
                 let key_end = hash.key_end(Some(wanted));
-                let (token, own_end) = match own.count {
+                match own.count {
                     Count::Valid(held) => {
                         let token = self.token_of_reader(&own);
                         self.set_timeout(&Holder::Caller, held, token, wanted);
-                        (Some(token), Some(wanted))
+                        (Some(token), Some(wanted), key_end)
                     }
                     // A malformed count does not tell which timeout key is the reader's. The hold
                     // lasts as long as the lock's key.
-                    Count::Malformed => (own.token, key_end.or(hash.ends_at())),
-                };
-                self.expire(hash, key_end);
-                (token, own_end)
+                    Count::Malformed => (own.token, key_end.or(hash.ends_at()), key_end),
+                }
             }
             _ => {
                 // Written even if it stays the same: WAIT counts only writes of its own connection,
                 // so a client that waits for replicas renews the hold first.
                 let key_end = hash.write_end(wanted).or(hash.ends_at());
-                self.expire(hash, key_end);
-                (hash.own_write.and_then(|own| own.token), key_end)
+                (hash.own_write.and_then(|own| own.token), key_end, key_end)
             }
         };
-        self.bind(owner, mode, session, token, own_end);
+        self.expire(hash, key_end);
+        self.bind(request.owner, request.mode, session, token, own_end);
     }
 
     /// The owner has given one hold back, and has `left`.
@@ -71,46 +68,28 @@ impl Decision<'_> {
         left: i64,
         request: &Release<'_>,
     ) {
-        match hash.own_read {
+        let wanted = request.lease.map(|lease| lease.end(self.now));
+        let (token, own_end, key_end) = match hash.own_read {
             Some(own) if request.mode == Mode::Read => {
-                self.count_down_read(hash, &own, left, request);
+                let token = self.token_of_reader(&own);
+                let end = wanted.unwrap_or_else(|| self.lease_of(hash, &own));
+                self.set(Field::Owner(Holder::Caller), Value::Number(left));
+                self.set_timeout(&Holder::Caller, left, token, end);
+                self.delete_timeout(Holder::Caller, left.saturating_add(1));
+                (Some(token), Some(end), hash.key_end(Some(end)))
             }
-            _ => self.count_down_write(hash, left, request),
-        }
-    }
-
-    fn count_down_read(
-        &mut self,
-        hash: &ReadWrite,
-        own: &ReadHold,
-        left: i64,
-        request: &Release<'_>,
-    ) {
-        let token = self.token_of_reader(own);
-        let end = match request.lease {
-            Some(lease) => lease.end(self.now),
-            None => self.lease_of(hash, own),
+            _ => {
+                let token = hash.own_write.and_then(|own| own.token);
+                match token {
+                    Some(token) => self.write(Write::SetWriter(Holder::Caller, left, token, false)),
+                    None => self.set(Field::Writer(Holder::Caller), Value::Number(left)),
+                }
+                let key_end = wanted.and_then(|wanted| hash.write_end(wanted));
+                (token, key_end.or(hash.ends_at()), key_end)
+            }
         };
-        self.set(Field::Owner(Holder::Caller), Value::Number(left));
-        self.set_timeout(&Holder::Caller, left, token, end);
-        self.delete_timeout(Holder::Caller, left.saturating_add(1));
-        let key_end = hash.key_end(Some(end));
         self.expire(hash, key_end);
-        self.bind(request.owner, Mode::Read, None, Some(token), Some(end));
-    }
-
-    fn count_down_write(&mut self, hash: &ReadWrite, left: i64, request: &Release<'_>) {
-        let token = hash.own_write.and_then(|own| own.token);
-        match token {
-            Some(token) => self.write(Write::SetWriter(Holder::Caller, left, token, false)),
-            None => self.set(Field::Writer(Holder::Caller), Value::Number(left)),
-        }
-        let key_end = request
-            .lease
-            .and_then(|lease| hash.write_end(lease.end(self.now)));
-        self.expire(hash, key_end);
-        let end = key_end.or(hash.ends_at());
-        self.bind(request.owner, Mode::Write, None, token, end);
+        self.bind(request.owner, request.mode, None, token, own_end);
     }
 
     // --- The end of a hold -----------------------------------------------------------------------
