@@ -104,10 +104,8 @@ impl Decision<'_> {
             return Ok((0, then));
         };
         let rest = PermitsHold { permits, ..own };
-        let rest = match request.lease {
-            Some(lease) => rest.begun_anew(lease, self.now),
-            None => rest,
-        };
+        let begun_anew = |lease| rest.begun_anew(lease, self.now);
+        let rest = request.lease.map_or(rest, begun_anew);
         self.set_own_permits(hash, rest, request.owner, None);
         Ok((left, Then::MayLetIn))
     }

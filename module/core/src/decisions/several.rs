@@ -11,7 +11,7 @@ use crate::interface::effect::{Holder, WaitOutcome};
 use crate::interface::error::CommandError;
 use crate::interface::outcome::Outcome;
 use crate::interface::request::{MultiAcquire, MultiRelease, Release, WaitMode};
-use crate::interface::stored::{Count, Hash, Stored};
+use crate::interface::stored::{Count, Stored};
 use crate::memory::agenda::Job;
 use crate::memory::log::metrics::count;
 use crate::memory::state::Locks;
@@ -60,14 +60,14 @@ impl Decision<'_> {
         if are_promised {
             return Ok(Acquired::ReconcileFirst);
         }
+        let entry = Entry {
+            once: request.once,
+            ..Entry::new(request.owner, Holder::Caller, request.lease, session)
+        };
         for (place, lock, stored) in several.each() {
-            can_have_all &= self.part(place, lock).can_have(stored, request.once)?;
+            can_have_all &= self.part(place, lock).can_have(stored, &entry)?;
         }
         if can_have_all && self.may_grant_several(several) {
-            let entry = Entry {
-                once: request.once,
-                ..Entry::new(request.owner, Holder::Caller, request.lease, session)
-            };
             let ((count, token), _) = self.enter_all(several, &entry)?;
             if request.wanted {
                 self.ask_if_several_wanted(several, request.owner);
@@ -245,15 +245,10 @@ impl Decision<'_> {
     }
 
     /// Whether the owner could have this lock of a MACQUIRE.
-    fn can_have(&mut self, stored: &Stored, once: bool) -> Result<bool, CommandError> {
+    fn can_have(&mut self, stored: &Stored, entry: &Entry<'_>) -> Result<bool, CommandError> {
         self.check_kind(stored, Kind::Plain)?;
         match (stored, self.queue()) {
-            (Stored::Plain(Hash { own: None, .. }), _) => Ok(false),
-            (Stored::Plain(Hash { own: Some(own), .. }), _) => match *own {
-                Count::Malformed => Err(CommandError::HoldCountMalformed),
-                Count::Valid(held) if once || Count::next(held).is_some() => Ok(true),
-                Count::Valid(_) => Err(CommandError::HoldCountOverflow),
-            },
+            (Stored::Plain(hash), _) => entry.counted(hash.own).map(|_| hash.own.is_some()),
             (_, None) => Ok(true),
             (_, Some(queue)) => {
                 // The lock is free, but promised to its waiters.

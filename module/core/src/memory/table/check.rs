@@ -12,47 +12,28 @@ use crate::values::ids::{RecordId, WaiterId};
 use crate::values::mode::Mode;
 use std::collections::{BTreeMap, HashMap};
 
-/// How much of each there is in all records and queues together.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Counts {
-    records: usize,
-    waiters: usize,
-    queues: usize,
-    pending: usize,
-}
-
 impl LockTable {
     pub(crate) fn check(&self) {
-        let mut counted = Counts::default();
-        for id in self.in_database(None) {
-            let Some(record) = self.records.get(id.0) else {
-                panic!("{id:?} is no record");
-            };
-            self.check_record(id, record);
-            let waiters = self.check_queue(id, &record.queue);
-            counted.records += 1;
-            counted.waiters += waiters.len();
-            counted.queues += usize::from(!waiters.is_empty());
-            counted.pending += record.pending.len();
+        let (mut waiters, mut queues, mut pending) = (0, 0, 0);
+        for (id, record) in self.records.iter() {
+            self.check_record(RecordId(id), record);
+            let walked = self.check_queue(RecordId(id), &record.queue);
+            waiters += walked.len();
+            queues += usize::from(!walked.is_empty());
+            pending += record.pending.len();
         }
-        let noted = Counts {
-            records: self.databases.values().map(HashMap::len).sum(),
-            waiters: self
-                .waits
-                .values()
-                .map(|places| places.iter().count())
-                .sum(),
-            queues: self.queues,
-            pending: self.pending,
-        };
+        assert_eq!((self.queues, self.pending), (queues, pending));
+        let named = self.databases.values().map(HashMap::len);
+        assert_eq!(self.records.len(), named.sum(), "a record has no name");
+        let places = self.waits.values().map(|places| places.iter().count());
+        assert_eq!(waiters, places.sum(), "a waiter has no place");
+        assert_eq!(waiters, self.waiters.len(), "a waiter is in no queue");
         let records = || self.records.iter().map(|(id, of)| (of, RecordId(id)));
         let leases_over = records().map(|(of, id)| (of.lease_over_at, id));
         self.leases_over.check(leases_over);
         self.looks.check(records().map(|(of, id)| (of.look_at, id)));
         let wait_ends = self.each_waiter().map(|(id, of)| (of.wait_end, id));
         self.wait_ends.check(wait_ends);
-        assert_eq!(counted, noted, "the records, and the table's own numbers");
-        assert_eq!(self.waiters.len(), noted.waiters, "a waiter is in no queue");
         assert!(self.waits.values().all(|places| !places.is_empty()));
     }
 
