@@ -71,17 +71,6 @@ struct Place {
     is_new: bool,
 }
 
-/// The next step of a search, or its result.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// The search needs the holders of this lock. The answer goes to [`DeadlockSearch::holders`].
-    Ask(LockKey),
-    /// The wait must be refused: it would close a circle, or the search is too long.
-    Refuse(CommandError),
-    /// Nothing: no circle would be closed.
-    Nothing,
-}
-
 /// A question for a lock's holders costs as much as this many looks.
 const ASKED_AS_LOOKS: usize = 10;
 
@@ -126,11 +115,15 @@ impl DeadlockSearch {
         }
     }
 
-    /// Goes on until it needs the holders of a lock, or is done.
-    pub(crate) fn go_on(&mut self, table: &LockTable) -> Found {
+    /// Goes on until it needs the holders of a lock. That is returned, and the holders go to
+    /// [`DeadlockSearch::holders`]. None if it is done, and no circle would be closed.
+    ///
+    /// # Errors
+    /// The wait must be refused: it would close a circle, or the search is too long.
+    pub(crate) fn go_on(&mut self, table: &LockTable) -> Result<Option<LockKey>, CommandError> {
         loop {
             if self.reached.len() > CHAIN_MAX || self.looks > LOOKS_MAX {
-                return Found::Refuse(CommandError::ChainTooLong);
+                return Err(CommandError::ChainTooLong);
             }
             if let Some(place) = self.places.pop() {
                 self.looks = self.looks.saturating_add(1);
@@ -139,15 +132,13 @@ impl DeadlockSearch {
                     self.looks = self.looks.saturating_add(ASKED_AS_LOOKS);
                     let lock = place.lock.clone();
                     self.asked_about = Some(place);
-                    return Found::Ask(lock);
+                    return Ok(Some(lock));
                 };
-                match self.look_at(table, &place, seen) {
-                    Some(circle) => return circle,
-                    None => continue,
-                }
+                self.look_at(table, &place, seen)?;
+                continue;
             }
             let Some(owner) = self.to_visit.pop() else {
-                return Found::Nothing;
+                return Ok(None);
             };
             self.places = self.places_of(table, &owner);
             self.visited = owner;
@@ -174,14 +165,18 @@ impl DeadlockSearch {
     }
 
     /// Takes the holders of the lock that was asked about, and goes on.
-    pub(crate) fn holders(&mut self, table: &LockTable, holders: &[Box<[u8]>]) -> Found {
+    pub(crate) fn holders(
+        &mut self,
+        table: &LockTable,
+        holders: &[Box<[u8]>],
+    ) -> Result<Option<LockKey>, CommandError> {
         let Some(place) = self.asked_about.take() else {
             return self.go_on(table);
         };
         if table.is_any_ending(place.lock.as_ref()) {
             // Some pending releases at this lock did not fit into the turn. Its holders after them
             // are not known.
-            return Found::Refuse(CommandError::ChainTooLong);
+            return Err(CommandError::ChainTooLong);
         }
         self.looks = self.looks.saturating_add(holders.len());
         // An owner that waits for nothing ends a path. The asker is about to wait.
@@ -195,15 +190,18 @@ impl DeadlockSearch {
             reached_holders: false,
             before: 0,
         };
-        match self.look_at(table, &place, seen) {
-            Some(circle) => circle,
-            None => self.go_on(table),
-        }
+        self.look_at(table, &place, seen)?;
+        self.go_on(table)
     }
 
     /// Reaches the owners that the visited one waits for at this place, if they were not reached
-    /// before. Returns the refusal if one of them closes a circle.
-    fn look_at(&mut self, table: &LockTable, place: &Place, mut seen: Seen) -> Option<Found> {
+    /// before. Refused if one of them closes a circle.
+    fn look_at(
+        &mut self,
+        table: &LockTable,
+        place: &Place,
+        mut seen: Seen,
+    ) -> Result<(), CommandError> {
         let visited = Rc::clone(&self.visited);
         let mut waited_for: Vec<Rc<[u8]>> = Vec::new();
         // A holder re-enters its lock and never waits for it: it stands in that lock's queue only
@@ -236,12 +234,11 @@ impl DeadlockSearch {
         }
         for owner in waited_for {
             if owner == self.asker && visited != self.asker {
-                let circle = CommandError::Deadlock(self.circle(place));
-                return Some(Found::Refuse(circle));
+                return Err(CommandError::Deadlock(self.circle(place)));
             }
             self.reach(owner, &visited, place);
         }
-        None
+        Ok(())
     }
 
     fn reach(&mut self, owner: Rc<[u8]>, from: &Rc<[u8]>, place: &Place) {

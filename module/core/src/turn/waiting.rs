@@ -1,7 +1,7 @@
 //! How a wait begins: a caller that cannot have its locks joins their queues, unless it would wait
 //! for ever.
 
-use crate::decisions::deadlock::{DeadlockSearch, Found};
+use crate::decisions::deadlock::DeadlockSearch;
 use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Effect, WaitOutcome};
 use crate::interface::error::CommandError;
@@ -58,38 +58,34 @@ impl Locks {
         let queue = only.and_then(|only| self.table.queue(only));
         let is_for_permits = turn.mode() == Mode::Permits;
         if is_for_permits || !self.table.any_other_queue(queue) || self.own_wait(turn).is_some() {
-            return self.go_on_searching(turn, Found::Nothing, now);
+            return self.go_on_searching(turn, Ok(None), now);
         }
         let owner = turn.command.map_or(&[][..], |command| command.owner());
         let locks = turn.locks().into_iter().map(LockKey::from).collect();
         let mut search = DeadlockSearch::new(&self.table, owner, locks);
-        let found = search.go_on(&self.table);
+        let asks = search.go_on(&self.table);
         turn.search = Some(Box::new(search));
-        self.go_on_searching(turn, found, now)
+        self.go_on_searching(turn, asks, now)
     }
 
+    /// The search asks for the holders of a lock, is done, or refuses the wait.
     fn go_on_searching(
         &mut self,
         turn: &mut Turn<'_>,
-        found: Found,
+        asks: Result<Option<LockKey>, CommandError>,
         now: Now,
     ) -> Result<Option<Outcome>, CommandError> {
-        match found {
-            Found::Ask(lock) => {
-                turn.phase = Phase::Search(lock);
-                Ok(None)
-            }
-            Found::Refuse(error) => {
-                count(&mut self.counters.deadlocks_refused);
-                self.log_refused(turn, &error, now);
-                Err(error)
-            }
-            Found::Nothing => {
-                let pending_wait = turn.pending_wait.as_ref();
-                let ttl_ms = pending_wait.map_or(0, |pending_wait| pending_wait.ttl_ms);
-                Ok(Some(Outcome::MustWait { ttl_ms }))
-            }
+        let asks = asks.inspect_err(|error| {
+            count(&mut self.counters.deadlocks_refused);
+            self.log_refused(turn, error, now);
+        });
+        if let Some(lock) = asks? {
+            turn.phase = Phase::Search(lock);
+            return Ok(None);
         }
+        let pending_wait = turn.pending_wait.as_ref();
+        let ttl_ms = pending_wait.map_or(0, |pending_wait| pending_wait.ttl_ms);
+        Ok(Some(Outcome::MustWait { ttl_ms }))
     }
 
     /// Logs that the deadlock search refused a wait.
@@ -109,12 +105,12 @@ impl Locks {
         let Some(mut search) = turn.search.take().must_exist() else {
             return turn.finish(Err(CommandError::Unsettled));
         };
-        let found = match read {
+        let asks = match read {
             Read::Owners(holders) => search.holders(&self.table, holders),
-            _ => Found::Refuse(CommandError::ChainTooLong),
+            _ => Err(CommandError::ChainTooLong),
         };
         turn.search = Some(search);
-        let outcome = self.go_on_searching(turn, found, now);
+        let outcome = self.go_on_searching(turn, asks, now);
         turn.finish(outcome);
     }
 
@@ -237,8 +233,7 @@ impl Locks {
         if !request.once {
             return None;
         }
-        let queue = self.table.queue(lock)?;
-        let (id, waiter) = self.table.waiter_of(queue, request.owner)?;
+        let (id, waiter) = self.table.waiter_at(lock, request.owner)?;
         let is_same = waiter.mode == request.mode && waiter.asked == request.asked;
         (waiter.multi.is_none() && is_same).then_some(id)
     }
