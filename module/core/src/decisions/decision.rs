@@ -184,15 +184,13 @@ impl Decision<'_> {
     /// with waiters.
     pub(crate) fn check_kind_of_first(
         &self,
-        queue: RecordId,
-        mode: Mode,
+        stored: &Stored,
+        asked: Kind,
     ) -> Result<(), CommandError> {
-        let first = self.locks.table.first(queue);
+        let queue = self.queue().filter(|_| stored.is_free());
+        let first = queue.and_then(|queue| self.locks.table.first(queue));
         match first.map(|(_, first)| first.mode.kind()) {
-            Some(held) if held != mode.kind() => Err(CommandError::WrongKind {
-                held,
-                asked: mode.kind(),
-            }),
+            Some(held) if held != asked => Err(CommandError::WrongKind { held, asked }),
             _ => Ok(()),
         }
     }

@@ -118,9 +118,7 @@ impl Decision<'_> {
         limit: Option<Permits>,
     ) -> Result<i64, CommandError> {
         self.check_kind(stored, Kind::Permits)?;
-        if let Some(queue) = self.queue().filter(|_| stored.is_free()) {
-            self.check_kind_of_first(queue, Mode::Permits)?;
-        }
+        self.check_kind_of_first(stored, Kind::Permits)?;
         let before = stored.permits().limit;
         self.write(limit.map_or(Write::DeleteLimit, |limit| {
             Write::SetLimit(Value::Number(limit.get()))

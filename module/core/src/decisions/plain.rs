@@ -76,11 +76,13 @@ impl Decision<'_> {
     /// Sets the end of the owner's lease. Returns the key's end, which may be later: other owners
     /// in the same hash must not lose time. Only another program can have written them there.
     fn start_lease(&mut self, hash: &Hash, wanted: i64) -> Option<i64> {
-        let changed = hash.lease_end(wanted);
-        if let Some(end) = changed {
-            self.write(Write::ExpireAt(end));
-        }
-        let ends_at = changed.or_else(|| hash.ends_at());
+        let changes = !hash.others || hash.ends_at().is_some_and(|end| wanted > end);
+        let ends_at = if changes {
+            self.write(Write::ExpireAt(wanted));
+            Some(wanted)
+        } else {
+            hash.ends_at()
+        };
         self.check_after(ends_at);
         ends_at
     }
@@ -104,16 +106,5 @@ impl Decision<'_> {
         // Another owner's field that has a TTL of its own may be over and still be counted as a
         // holder. Then the lock is free, and the queue must be reconciled.
         Then::MayLetIn
-    }
-}
-
-impl Hash {
-    /// The key's new expiry if this owner's lease shall end at `wanted`; none if the expiry stays.
-    /// While other owners are in the hash, it never gets earlier: they must not lose time.
-    fn lease_end(&self, wanted: i64) -> Option<i64> {
-        if !self.others {
-            return Some(wanted);
-        }
-        self.ends_at().filter(|end| wanted > *end).map(|_| wanted)
     }
 }

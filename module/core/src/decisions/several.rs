@@ -250,11 +250,10 @@ impl Decision<'_> {
         match (stored, self.queue()) {
             (Stored::Plain(hash), _) => entry.counted(hash.own).map(|_| hash.own.is_some()),
             (_, None) => Ok(true),
-            (_, Some(queue)) => {
-                // The lock is free, but promised to its waiters.
-                self.check_kind_of_first(queue, Mode::Plain)?;
-                Ok(false)
-            }
+            // The lock is free, but promised to its waiters.
+            (_, Some(_)) => self
+                .check_kind_of_first(stored, Kind::Plain)
+                .map(|()| false),
         }
     }
 
@@ -290,10 +289,7 @@ impl Locks {
         locks: &[LockRef<'_>],
         request: &MultiAcquire<'_>,
     ) -> Option<MultiId> {
-        let multi_at = |lock: &LockRef<'_>| {
-            let queue = self.table.queue(*lock)?;
-            self.table.waiter_of(queue, request.owner)?.1.multi
-        };
+        let multi_at = |lock: &LockRef<'_>| self.table.waiter_at(*lock, request.owner)?.1.multi;
         let multi = multi_at(locks.first().filter(|_| request.once)?)?;
         let is_same = self.multis.waiters(multi).len() == locks.len()
             && locks.iter().all(|lock| multi_at(lock) == Some(multi));

@@ -44,9 +44,7 @@ impl Decision<'_> {
             self.reconcile_now();
             return Ok(Acquired::ReconcileFirst);
         }
-        if let Some(queue) = queue.filter(|_| stored.is_free()) {
-            self.check_kind_of_first(queue, request.mode)?;
-        }
+        self.check_kind_of_first(stored, request.mode.kind())?;
         self.check_can_end(stored, request)?;
         if has_room && queue.is_none() && !self.locks.grant_delay.lasts(self.now) {
             if stored.is_free() {
@@ -220,8 +218,7 @@ impl Decision<'_> {
 
     /// CANCEL: takes the owner's waiter out of the queue. Returns how many there were, 0 or 1.
     pub(crate) fn cancel(&mut self, stored: &Stored, request: &Cancel<'_>) -> i64 {
-        let queue = self.queue();
-        let waiter = queue.and_then(|queue| self.locks.table.waiter_of(queue, request.owner));
+        let waiter = self.locks.table.waiter_at(self.at, request.owner);
         let waiter = waiter.filter(|(_, of)| request.mode.is_none_or(|mode| of.mode == mode));
         let Some(id) = waiter.map(|(id, _)| id) else {
             return 0;

@@ -157,9 +157,7 @@ impl Stored {
             _ => None,
         }
     }
-}
 
-impl Stored {
     /// Whether it is a hash that may have no TTL, as far as was read. No lock of ours has none.
     pub fn may_be_without_end(&self) -> bool {
         match self {

@@ -163,9 +163,9 @@ impl PermitsHash {
             others_end: self.others_end.max(Some(ends_at)),
             room: Room::Unknown,
             over: if self.is_free() { 0 } else { self.over },
-            limit: self.limit,
             ends_at: self.key_end(Some(ends_at)).or(self.ends_at),
             is_there: true,
+            ..self
         }
     }
 
@@ -278,17 +278,10 @@ pub struct PermitsReading<'a> {
     now: Now,
     is_there: bool,
     own: Option<PermitsHold>,
-    others: Others,
+    /// None if at least one hold of another owner was found, and the rest was not read.
+    others: Option<PermitsHolders>,
     keeps_owners: bool,
     over: usize,
-}
-
-#[derive(Debug)]
-enum Others {
-    /// All of them.
-    Read(PermitsHolders),
-    /// At least one hold was found, and the rest was not read.
-    Some,
 }
 
 impl<'a> PermitsReading<'a> {
@@ -307,7 +300,7 @@ impl<'a> PermitsReading<'a> {
             now,
             is_there: false,
             own: None,
-            others: Others::Read(PermitsHolders::default()),
+            others: Some(PermitsHolders::default()),
             keeps_owners: false,
             over: 0,
         }
@@ -336,7 +329,7 @@ impl<'a> PermitsReading<'a> {
             self.over = self.over.saturating_add(1);
         } else if field == self.owner {
             self.own = Some(hold);
-        } else if let Others::Read(others) = &mut self.others {
+        } else if let Some(others) = &mut self.others {
             others.add(hold.ends_at, hold.permits);
             if self.keeps_owners {
                 others.owners.push(field.into());
@@ -351,7 +344,7 @@ impl<'a> PermitsReading<'a> {
         let hold = PermitsHold::from_field(value);
         let is_held = hold.is_some_and(|hold| !hold.is_over(self.now));
         if is_held {
-            self.others = Others::Some;
+            self.others = None;
         }
         is_held
     }
@@ -375,8 +368,8 @@ impl<'a> PermitsReading<'a> {
     /// The same, with the other holders.
     pub fn found_with_others(self, ends_at: Option<i64>) -> (PermitsHash, PermitsHolders) {
         let others_end = match &self.others {
-            Others::Read(others) => others.holds.iter().map(|(end, _)| *end).max(),
-            Others::Some => Some(ends_at.unwrap_or(NEVER)),
+            Some(others) => others.holds.iter().map(|(end, _)| *end).max(),
+            None => Some(ends_at.unwrap_or(NEVER)),
         };
         let hash = PermitsHash {
             own: self.own,
@@ -387,17 +380,13 @@ impl<'a> PermitsReading<'a> {
             is_there: self.is_there,
             room: self.room(ends_at),
         };
-        match self.others {
-            Others::Read(mut others) => {
-                others.owners.sort_unstable();
-                (hash, others)
-            }
-            Others::Some => (hash, PermitsHolders::default()),
-        }
+        let mut others = self.others.unwrap_or_default();
+        others.owners.sort_unstable();
+        (hash, others)
     }
 
     fn room(&self, key_end: Option<i64>) -> Room {
-        let (Some(asked), Others::Read(others)) = (self.asked, &self.others) else {
+        let (Some(asked), Some(others)) = (self.asked, &self.others) else {
             return Room::Unknown;
         };
         let Some(own) = self.own else {

@@ -76,18 +76,15 @@ impl<'a> Command<'a> {
 
     pub(crate) fn depth(&self) -> ReadDepth {
         match self {
-            // A waiter for WRITE must know when the last reader's lease ends. ONCE may shorten the
-            // longest lease, and the key's expiry with it.
-            Self::Acquire(request) => {
-                let waits_to_write =
-                    request.mode == Mode::Write && request.wait_mode != WaitMode::None;
-                match waits_to_write {
-                    true => ReadDepth::Whole,
-                    false if request.once => ReadDepth::WholeUnlessOutlived,
-                    false => ReadDepth::Brief,
-                }
-            }
-            Self::Release(_) | Self::Renew(_) => ReadDepth::WholeUnlessOutlived,
+            // A waiter for WRITE must know when the last reader's lease ends.
+            Self::Acquire(Acquire {
+                mode: Mode::Write,
+                wait_mode,
+                ..
+            }) if *wait_mode != WaitMode::None => ReadDepth::Whole,
+            // ONCE may shorten the longest lease, and the key's expiry with it.
+            Self::Acquire(request) if !request.once => ReadDepth::Brief,
+            Self::Acquire(_) | Self::Release(_) | Self::Renew(_) => ReadDepth::WholeUnlessOutlived,
             _ => ReadDepth::Brief,
         }
     }

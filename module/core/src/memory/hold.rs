@@ -84,7 +84,8 @@ const CHECK_AGAIN_MS: i64 = 1000;
 #[derive(Debug, Default)]
 pub(crate) struct SessionHolds {
     arena: Arena<SessionHold>,
-    checks: Deadlines<HoldId>,
+    /// When to look at keys, by the wall clock.
+    pub(crate) checks: Deadlines<HoldId>,
     dirty: VecDeque<HoldId>,
     /// The holds whose sessions asked to be told when the lock is wanted, by the locks' records.
     asking: BTreeSet<(RecordId, HoldId)>,
@@ -224,11 +225,6 @@ impl SessionHolds {
             let field = &mut hold.check_at;
             self.checks.bring_forward(id, field, check_at);
         }
-    }
-
-    /// When the nearest check is due, in milliseconds of the wall clock.
-    pub(crate) fn next_check(&self) -> Option<i64> {
-        self.checks.next()
     }
 
     /// Marks a hold dirty: its key may have changed.

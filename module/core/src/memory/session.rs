@@ -132,8 +132,9 @@ pub(crate) struct Sessions {
     arena: Arena<Session>,
     names: HashMap<Rc<[u8]>, SessionId>,
     clients: BTreeSet<(u64, SessionId)>,
-    listen_ends: Deadlines<SessionId>,
-    grace_ends: Deadlines<SessionId>,
+    /// When waits for events end, and when graces do; both monotonic.
+    pub(crate) listen_ends: Deadlines<SessionId>,
+    pub(crate) grace_ends: Deadlines<SessionId>,
     /// How many unacknowledged events all sessions have.
     unacknowledged: usize,
     /// As in [`SessionLimits`], from the last EVENTS; none before the first.
@@ -351,11 +352,6 @@ impl Sessions {
         })
     }
 
-    /// A session whose grace is over.
-    pub(crate) fn grace_over(&self, now: Now) -> Option<SessionId> {
-        self.grace_ends.due(now.mono_ms)
-    }
-
     // --- Events ----------------------------------------------------------------------------------
 
     /// Keeps an event until it is acknowledged. Returns the client that waits for one.
@@ -484,11 +480,6 @@ impl Sessions {
         if session.overflows(self.events_max) {
             self.overflowing.insert(id);
         }
-    }
-
-    /// A session whose listener has waited for as long as it wanted.
-    pub(crate) fn listened_enough(&self, now: Now) -> Option<SessionId> {
-        self.listen_ends.due(now.mono_ms)
     }
 
     /// Whether a session was found that has left too many events unacknowledged.

@@ -520,6 +520,11 @@ impl LockTable {
         Some((waiter, self.waiters.get(waiter.0).must_exist()?))
     }
 
+    /// An owner's waiter in the queue of a lock.
+    pub(crate) fn waiter_at(&self, lock: LockRef<'_>, owner: &[u8]) -> Option<(WaiterId, &Waiter)> {
+        self.waiter_of(self.queue(lock)?, owner)
+    }
+
     /// The first `most` waiters of multi-waits in a queue. Nearly every queue has none, and then it
     /// is not walked: this is called again for each reader that is granted.
     pub(crate) fn multis_in(&self, id: RecordId, most: usize) -> Vec<WaiterId> {

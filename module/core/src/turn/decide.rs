@@ -72,9 +72,7 @@ impl Decision<'_> {
             (Purpose::Holders, _) => self.locks.decide_search(turn, read, self.now),
             (Purpose::TimeOut, _) => self.decide_timeout(read),
             (Purpose::LongWait, Subject::One(_, owner)) => {
-                let queue = self.queue();
-                let waiter = queue.and_then(|queue| self.locks.table.waiter_of(queue, owner));
-                if let Some((id, _)) = waiter {
+                if let Some((id, _)) = self.locks.table.waiter_at(self.at, owner) {
                     self.log_long_wait(id, read);
                 }
             }

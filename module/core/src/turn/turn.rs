@@ -66,17 +66,9 @@ pub struct Turn<'a> {
     pub(super) looks: usize,
     /// How often a reading was out of date.
     pub(super) outdated: usize,
-    /// The kind of work that the timer does next; none in the turn of a command.
-    pub(super) later: Option<Later>,
-}
-
-/// The kinds of work outside of any command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Later {
-    /// A session's hold that may be lost.
-    Hold,
-    /// A queue.
-    Queue,
+    /// Whether the timer looked for a session's hold first when it was asked last. Next it looks for
+    /// a queue first.
+    pub(super) were_holds_first: bool,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -87,9 +79,11 @@ pub(crate) enum Phase {
     Command,
     /// The search for a circle that the wait would close needs the holders of this lock.
     Search(LockKey),
-    /// The work after the command: grants that it made possible. Or the timer's work.
+    /// The work after the command: grants that it made possible.
     #[default]
     Drain,
+    /// The timer's work, outside of any command.
+    Timer,
 }
 
 /// A turn makes at most this many decisions about others than its command. The rest is left to the
@@ -161,7 +155,7 @@ impl<'a> Turn<'a> {
     /// The timer's work outside of any command, while the server allows writes.
     pub fn of_timer() -> Self {
         Self {
-            later: Some(Later::Hold),
+            phase: Phase::Timer,
             ..Self::default()
         }
     }
@@ -248,8 +242,7 @@ impl Locks {
     #[inline]
     pub fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
         // The common case: the command is decided, and there is no work for others.
-        let is_over = matches!(turn.phase, Phase::Drain) && turn.later.is_none();
-        if is_over && self.agenda.is_idle() {
+        if matches!(turn.phase, Phase::Drain) && self.agenda.is_idle() {
             return None;
         }
         self.find_task(turn, now)
@@ -282,7 +275,8 @@ impl Locks {
                     Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
                 })
             }
-            Phase::Drain => {
+            Phase::Drain => self.next_now(turn, now),
+            Phase::Timer => {
                 let next = self.next_now(turn, now);
                 let next = next.or_else(|| self.next_later(turn, now));
                 next.or_else(|| self.next_sweep(turn, now))
@@ -315,10 +309,7 @@ impl Locks {
     fn asked_by_command(&self, turn: &Turn<'_>, command: Command<'_>) -> Option<PermitsRequest> {
         match command {
             Command::Acquire(request) => request.asked,
-            Command::Cancel(request) => {
-                let queue = self.table.queue(turn.lock(0)?)?;
-                self.table.waiter_of(queue, request.owner)?.1.asked
-            }
+            Command::Cancel(request) => self.table.waiter_at(turn.lock(0)?, request.owner)?.1.asked,
             _ => None,
         }
     }
@@ -418,17 +409,13 @@ impl Locks {
 
     /// The next task outside of any command.
     fn next_later(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
-        let next = turn.later?;
         if turn.budget.is_spent(now) {
             return None;
         }
         // Holds and queues take turns: thousands of holds whose keys other programs change again
         // and again must not keep queues waiting, nor the other way round.
-        turn.later = Some(match next {
-            Later::Hold => Later::Queue,
-            Later::Queue => Later::Hold,
-        });
-        if next == Later::Hold
+        turn.were_holds_first = !turn.were_holds_first;
+        if turn.were_holds_first
             && let Some(task) = self.check_hold_task(turn)
         {
             return Some(task);
@@ -474,7 +461,6 @@ impl Locks {
 
     /// The next task that keeps hashes from growing without bound.
     fn next_sweep(&self, turn: &Turn<'_>, now: Now) -> Option<Task> {
-        turn.later?;
         // A part can take longer than the pause between two parts. The next one is then due at
         // once, but not in this turn.
         if turn.budget.is_spent(now) {
