@@ -115,6 +115,12 @@ impl<'a> Entry<'a> {
     }
 }
 
+/// The hold after an entry: its count (or the number of permits), its token and its end.
+pub(crate) type Entered = (i64, Token, Option<i64>);
+
+/// The token and the end of a hold that goes on.
+pub(crate) type TokenAndEnd = (Option<Token>, Option<i64>);
+
 /// A decision while it is made: about one lock, or about several one after the other.
 pub(crate) struct Decision<'d> {
     pub(crate) locks: &'d mut Locks,
@@ -236,10 +242,6 @@ impl Decision<'_> {
         self.locks.tokens.mint(self.now.wall_us)
     }
 
-    pub(crate) fn mint_for(&mut self, entry: &Entry<'_>) -> Token {
-        entry.token.unwrap_or_else(|| self.mint())
-    }
-
     /// Has the queue reconciled before this turn is over: the first waiter may now be granted as
     /// well.
     pub(crate) fn reconcile_now(&mut self) {
@@ -333,13 +335,6 @@ impl Decision<'_> {
     pub(crate) fn forget_hold(&mut self, owner: &[u8], mode: Mode) -> Option<SessionHold> {
         let id = self.session_hold(owner, mode)?;
         self.locks.forget_hold(id)
-    }
-
-    /// The owner's hold is lost: tells the session that has it, if any.
-    pub(crate) fn lose_hold(&mut self, owner: &[u8], mode: Mode) {
-        if let Some(id) = self.session_hold(owner, mode) {
-            self.lose(id, None);
-        }
     }
 
     /// All holds of this lock are lost: tells the sessions that have them.

@@ -8,7 +8,7 @@ use crate::interface::depth::ReadDepth;
 use crate::values::limits::{INTEGER_MAX, PERMITS_MAX};
 use crate::values::names::{FENCE_FIELD, MODE_FIELD, PERMITS_MODE};
 use crate::values::number::{self, Text};
-use crate::values::time::{Lease, NEVER, Now, ttl_ms};
+use crate::values::time::{NEVER, Now, ttl_ms};
 use crate::values::token::Token;
 use std::num::NonZeroU32;
 
@@ -88,11 +88,9 @@ impl PermitsHold {
         self.ends_at < now.wall_ms()
     }
 
-    pub(crate) fn begun_anew(self, lease: Lease, now: Now) -> Self {
-        Self {
-            ends_at: lease.end(now),
-            ..self
-        }
+    /// The same hold with this end of its lease.
+    pub(crate) fn ending(self, ends_at: i64) -> Self {
+        Self { ends_at, ..self }
     }
 }
 
