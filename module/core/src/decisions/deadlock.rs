@@ -57,11 +57,7 @@ struct Seen {
 }
 
 /// The owner from which another was reached, and at which lock.
-#[derive(Debug)]
-struct Step {
-    from: Rc<[u8]>,
-    lock: Rc<[u8]>,
-}
+type Step = (Rc<[u8]>, Rc<[u8]>);
 
 #[derive(Clone, Debug)]
 struct Place {
@@ -243,10 +239,7 @@ impl DeadlockSearch {
 
     fn reach(&mut self, owner: Rc<[u8]>, from: &Rc<[u8]>, place: &Place) {
         if owner != self.asker && !self.reached.contains_key(&owner) {
-            let by = Step {
-                from: Rc::clone(from),
-                lock: Rc::clone(&place.lock.name),
-            };
+            let by = (Rc::clone(from), Rc::clone(&place.lock.name));
             self.reached.insert(Rc::clone(&owner), by);
             self.to_visit.push(owner);
         }
@@ -261,7 +254,7 @@ impl DeadlockSearch {
         };
         let mut steps = vec![step(&self.visited, &self.asker, &last.lock.name)];
         let mut at = &self.visited;
-        while let Some(Step { from, lock }) = self.reached.get(at) {
+        while let Some((from, lock)) = self.reached.get(at) {
             steps.push(step(from, at, lock));
             at = from;
         }

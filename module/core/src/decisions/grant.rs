@@ -256,7 +256,7 @@ impl Decision<'_> {
         others: Option<&PermitsHolders>,
         most: usize,
     ) {
-        let mut holders = others.map(PermitsHolders::holds);
+        let mut beside = others.map(|others| (others, others.holds()));
         for number in 0..most.max(1) {
             let Some((id, first)) = self.locks.table.first(queue) else {
                 return;
@@ -265,7 +265,7 @@ impl Decision<'_> {
                 break;
             };
             if number > 0 {
-                let (Some(holders), Some(others)) = (&holders, others) else {
+                let Some((others, holders)) = &beside else {
                     break;
                 };
                 // Checked before the room: a waiter that holds permits already is refused, whether
@@ -284,7 +284,7 @@ impl Decision<'_> {
             }
             let ends_at = lease.end(self.now);
             hash = hash.granted(ends_at);
-            if let Some(holders) = &mut holders {
+            if let Some((_, holders)) = &mut beside {
                 holders.add(ends_at, asked.permits);
             }
         }

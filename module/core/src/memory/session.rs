@@ -145,14 +145,6 @@ pub(crate) struct Sessions {
     lives: TokenMint,
 }
 
-/// The waiters and holds of a session that lost its connection or ended.
-#[derive(Debug, Default)]
-pub(crate) struct Belongings {
-    pub(crate) waiters: BTreeSet<WaiterId>,
-    /// Holds that must be released.
-    pub(crate) holds: BTreeSet<HoldId>,
-}
-
 impl Sessions {
     pub(crate) fn len(&self) -> usize {
         self.arena.len()
@@ -294,11 +286,15 @@ impl Sessions {
     }
 
     /// The session connection closed: the waiters leave at once, the holds end when the grace is
-    /// over.
-    pub(crate) fn detach(&mut self, id: SessionId, now: Now) -> Belongings {
+    /// over. Returns the waiters, and the holds that end now.
+    pub(crate) fn detach(
+        &mut self,
+        id: SessionId,
+        now: Now,
+    ) -> (BTreeSet<WaiterId>, BTreeSet<HoldId>) {
         self.stop_listening(id);
         let Some(session) = self.arena.get_mut(id.0).must_exist() else {
-            return Belongings::default();
+            return Default::default();
         };
         if let Some(client_id) = session.client_id.take() {
             self.clients.remove(&(client_id, id));
@@ -315,7 +311,7 @@ impl Sessions {
         } else {
             self.end(id)
         };
-        Belongings { waiters, holds }
+        (waiters, holds)
     }
 
     /// The next EVENTS begins another life: the events of this one are dropped. Returns the client

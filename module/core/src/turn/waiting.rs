@@ -127,7 +127,7 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> Option<Joined> {
         let pending_wait = turn.pending_wait.take()?;
-        let newcomer = self.newcomer(turn.command?, client)?;
+        let newcomer = self.newcomer(turn, client)?;
         self.invalidate();
         let own = self.own_wait(turn);
         let first = match (own, turn.command?) {
@@ -167,20 +167,11 @@ impl Locks {
     }
 
     /// The waiter that a command's caller becomes: on its blocked client, or for its session.
-    fn newcomer<'a>(
-        &self,
-        command: Command<'a>,
-        client: Option<BlockedClient>,
-    ) -> Option<Newcomer<'a>> {
-        let (mode, asked, lease, wait_mode, session, wanted) = match command {
-            Command::Acquire(of) => {
-                let (mode, asked) = (of.mode, of.asked);
-                (mode, asked, of.lease, of.wait_mode, of.session, of.wanted)
-            }
-            Command::MultiAcquire(of) => {
-                let (mode, asked) = (Mode::Plain, None);
-                (mode, asked, of.lease, of.wait_mode, of.session, of.wanted)
-            }
+    fn newcomer<'a>(&self, turn: &Turn<'a>, client: Option<BlockedClient>) -> Option<Newcomer<'a>> {
+        let command = turn.command?;
+        let (asked, lease, wait_mode, session, wanted) = match command {
+            Command::Acquire(of) => (of.asked, of.lease, of.wait_mode, of.session, of.wanted),
+            Command::MultiAcquire(of) => (None, of.lease, of.wait_mode, of.session, of.wanted),
             _ => return None,
         };
         let session = self.listened(session).ok()?;
@@ -193,7 +184,7 @@ impl Locks {
         };
         Some(Newcomer {
             owner: command.owner(),
-            mode,
+            mode: turn.mode(),
             asked,
             lease,
             wait,

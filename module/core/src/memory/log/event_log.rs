@@ -354,15 +354,14 @@ pub(crate) struct LogLines {
 impl LogLines {
     /// Whether another line may be written now. If not, it is counted as left out.
     pub(crate) fn take(&mut self, now: Now) -> bool {
-        if self.written.len() < LINES_PER_SECOND {
-            self.written.push_back(now.mono_ms);
-            return true;
-        }
-        if self.free_at().is_some_and(|free_at| free_at > now.mono_ms) {
+        let is_full = self.written.len() >= LINES_PER_SECOND;
+        if is_full && self.free_at().is_some_and(|free_at| free_at > now.mono_ms) {
             self.left_out = self.left_out.saturating_add(1);
             return false;
         }
-        self.written.pop_front();
+        if is_full {
+            self.written.pop_front();
+        }
         self.written.push_back(now.mono_ms);
         true
     }
