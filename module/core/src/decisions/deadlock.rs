@@ -169,7 +169,8 @@ impl DeadlockSearch {
         let Some(place) = self.asked_about.take() else {
             return self.go_on(table);
         };
-        if table.is_any_ending(place.lock.as_ref()) {
+        let record = table.find(place.lock.as_ref());
+        if record.is_some_and(|record| table.first_pending(record).is_some()) {
             // Some pending releases at this lock did not fit into the turn. Its holders after them
             // are not known.
             return Err(CommandError::ChainTooLong);

@@ -131,7 +131,7 @@ impl Decision<'_> {
             }
             None => {
                 if !stored.is_free() {
-                    self.tell_wanted(queue);
+                    self.locks.tell_wanted_by_queue(queue, self.effects);
                 }
                 self.check_after(stored.ends_for(mode));
             }
@@ -294,7 +294,7 @@ impl Decision<'_> {
 
     /// The first waiter stays, and is looked at again when its request will fit.
     fn keep_out(&mut self, queue: RecordId, room: Room) {
-        self.tell_wanted(queue);
+        self.locks.tell_wanted_by_queue(queue, self.effects);
         self.check_after(room.at());
     }
 }

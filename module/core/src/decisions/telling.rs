@@ -121,16 +121,14 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> bool {
         self.table.mark_dirty(queue);
-        let mut told = 0_usize;
-        while told < TOLD_AT_ONCE
-            && let Some((id, _)) = self.table.first(queue)
-            && self
-                .leave(id, WaitOutcome::Refused(error.clone()), effects)
-                .is_some()
-        {
-            told = told.saturating_add(1);
+        for told in 0..TOLD_AT_ONCE {
+            let why = WaitOutcome::Refused(error.clone());
+            let first = self.table.first(queue).map(|(id, _)| id);
+            if first.and_then(|id| self.leave(id, why, effects)).is_none() {
+                return told > 0;
+            }
         }
-        told > 0
+        true
     }
 
     pub(crate) fn tell_left(&mut self, of: WaitOf, why: WaitOutcome, effects: &mut Vec<Effect>) {

@@ -46,13 +46,6 @@ impl Decision<'_> {
         }
     }
 
-    /// The first waiter cannot be granted: tells the holds that keep the queue out.
-    pub(crate) fn tell_wanted(&mut self, queue: RecordId) {
-        if self.locks.holds.any_asks() {
-            self.locks.tell_wanted_by_queue(queue, self.effects);
-        }
-    }
-
     /// Notes that the session wants to be told when one of these locks is wanted.
     pub(crate) fn ask_if_several_wanted(&mut self, several: &LockSet<'_>, owner: &[u8]) {
         for (place, lock, _) in several.each() {
@@ -98,7 +91,8 @@ impl Locks {
         self.tell_holds(record, keeps_out, effects);
     }
 
-    fn tell_wanted_by_queue(&mut self, queue: RecordId, effects: &mut Vec<Effect>) {
+    /// The first waiter in a queue cannot be granted: tells the holds that keep the queue out.
+    pub(crate) fn tell_wanted_by_queue(&mut self, queue: RecordId, effects: &mut Vec<Effect>) {
         let keeps_out = |table: &LockTable, hold: &SessionHold| {
             table.is_anybody_kept_out(queue, &hold.owner, hold.mode)
         };

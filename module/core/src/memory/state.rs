@@ -317,10 +317,12 @@ impl Locks {
     /// The number of waiters, sessions, holds and so on.
     pub fn gauges(&self) -> Gauges {
         Gauges {
+            waiters: self.table.waiters(),
+            locks: self.table.queues,
+            pending_releases: self.table.pending,
             sessions: self.sessions.len(),
             unacknowledged_events: self.sessions.unacknowledged(),
             session_holds: self.holds.len(),
-            ..self.table.gauges()
         }
     }
 

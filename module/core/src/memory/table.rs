@@ -199,9 +199,9 @@ pub(crate) struct LockTable {
     /// After how many milliseconds a wait is long; 0 is never.
     pub(crate) long_after_ms: i64,
     /// How many queues are not empty.
-    queues: usize,
+    pub(crate) queues: usize,
     /// How many pending releases there are.
-    pending: usize,
+    pub(crate) pending: usize,
 }
 
 /// The number of waiters, sessions, holds and so on.
@@ -363,15 +363,6 @@ impl LockTable {
         self.waiters.len()
     }
 
-    pub(crate) fn gauges(&self) -> Gauges {
-        Gauges {
-            waiters: self.waiters.len(),
-            locks: self.queues,
-            pending_releases: self.pending,
-            ..Gauges::default()
-        }
-    }
-
     // --- Pending releases ------------------------------------------------------------------------
 
     /// Adds a hold that must end before anything else is decided at its lock.
@@ -428,12 +419,6 @@ impl LockTable {
         let record = self.records.get(id.0);
         let mut pending = record.into_iter().flat_map(|record| &record.pending);
         pending.any(|release| *release.owner == *owner)
-    }
-
-    /// Whether a lock has a pending release.
-    pub(crate) fn is_any_ending(&self, lock: LockRef<'_>) -> bool {
-        let record = self.find(lock).and_then(|id| self.records.get(id.0));
-        record.is_some_and(|record| !record.pending.is_empty())
     }
 
     /// Notes whether the key may outlive the leases in it, until the last pending release sets its

@@ -3,7 +3,7 @@
 use crate::decisions::decision::{Acquired, Decision};
 use crate::decisions::several::{LockSet, ttl_of_others_ms};
 use crate::interface::depth::ReadDepth;
-use crate::interface::effect::{Effect, WaitOutcome};
+use crate::interface::effect::{Effect, WaitOutcome, Write};
 use crate::interface::error::CommandError;
 use crate::interface::event::EventKind;
 use crate::interface::outcome::Outcome;
@@ -225,8 +225,12 @@ impl Decision<'_> {
         self.end_pending(&release, stored, may_outlive && !others_are_brief);
         // Only a deletion at the command's own lock counts. A release at another lock must not make
         // BREAK leave a hold in place.
-        turn.freed |= turn.lock(0) == Some(self.at)
-            && self.effects.iter().skip(written).any(Effect::is_deletion);
+        let delete = Effect::Write {
+            lock: 0,
+            write: Write::Delete,
+        };
+        let mut written = self.effects.iter().skip(written);
+        turn.freed |= turn.lock(0) == Some(self.at) && written.any(|effect| *effect == delete);
     }
 
     fn decide_reconcile(&mut self, most: usize, read: &Read<'_>) {
