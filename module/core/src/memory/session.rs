@@ -142,7 +142,7 @@ pub(crate) struct Sessions {
     /// Sessions that were found with more unacknowledged events than `events_max`.
     overflowing: BTreeSet<SessionId>,
     /// A life is named as a grant is, so no server gives the same name twice.
-    lives: TokenMint,
+    pub(crate) lives: TokenMint,
 }
 
 impl Sessions {
@@ -180,11 +180,6 @@ impl Sessions {
     /// The name of a session.
     pub(crate) fn name_of(&self, id: SessionId) -> Option<&Rc<[u8]>> {
         self.arena.get(id.0).map(|session| &session.name)
-    }
-
-    /// Lives begin with larger numbers than another server can have given.
-    pub(crate) fn start_lives(&mut self, wall_us: i64, guard_ms: i64) {
-        self.lives.start(wall_us, guard_ms);
     }
 
     /// All sessions, in no particular order.

@@ -187,7 +187,7 @@ impl Locks {
     /// promotion.
     pub fn start_tokens(&mut self, now: Now, guard_ms: i64) {
         self.tokens.start(now.wall_us, guard_ms);
-        self.sessions.start_lives(now.wall_us, guard_ms);
+        self.sessions.lives.start(now.wall_us, guard_ms);
     }
 
     // --- The delay after a start -----------------------------------------------------------------
@@ -395,10 +395,5 @@ impl Locks {
                 .map_or(-1, |end| end.saturating_sub(now.mono_ms).max(0)),
         };
         self.table.waiters_of(lock).map(view).collect()
-    }
-
-    pub(crate) fn note_peak(&mut self) {
-        let waiters = u64::try_from(self.table.waiters()).unwrap_or(u64::MAX);
-        self.counters.waiters_peak = self.counters.waiters_peak.max(waiters);
     }
 }

@@ -7,7 +7,6 @@ use crate::interface::stored::HeldBy;
 use crate::interface::task::{Purpose, Read, Subject, Task};
 use crate::memory::log::event_log::LogEvent;
 use crate::memory::state::Locks;
-use crate::memory::table::Waiter;
 use crate::turn::turn::Turn;
 use crate::values::ids::WaiterId;
 use crate::values::lock_key::LockRef;
@@ -95,7 +94,13 @@ impl Decision<'_> {
             return;
         };
         let owner = Rc::clone(&waiter.owner);
-        let mut text = described(waiter, position, now);
+        let waited_ms = now.mono_ms.saturating_sub(waiter.since);
+        let several = match waiter.multi {
+            Some(_) => " for this lock and others",
+            None => "",
+        };
+        let mut text =
+            format!("has waited{several} for {waited_ms} ms, number {position} in the queue; ");
         match read {
             Read::Holder(Some(held_by)) => {
                 locks.describe_holder(&mut text, lock.as_ref(), held_by, now);
@@ -114,14 +119,4 @@ impl Decision<'_> {
         let log = &mut locks.log;
         log.add(LogEvent::LongWait, lock, Some(&owner), None, text, now);
     }
-}
-
-fn described(waiter: &Waiter, position: i64, now: Now) -> String {
-    let waited_ms = now.mono_ms.saturating_sub(waiter.since);
-    let several = if waiter.multi.is_some() {
-        " for this lock and others"
-    } else {
-        ""
-    };
-    format!("has waited{several} for {waited_ms} ms, number {position} in the queue; ")
 }

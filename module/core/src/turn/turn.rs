@@ -31,7 +31,6 @@ use crate::decisions::pending_wait::PendingWait;
 use crate::interface::depth::ReadDepth;
 use crate::interface::error::CommandError;
 use crate::interface::outcome::Outcome;
-use crate::interface::stored_permits::PermitsRequest;
 use crate::interface::task::{Command, Keys, Purpose, Subject, Task, Verb};
 use crate::memory::agenda::Job;
 use crate::memory::state::Locks;
@@ -297,21 +296,20 @@ impl Locks {
 
     fn command_task(&self, turn: &Turn<'_>) -> Option<Task> {
         let command = turn.command?;
+        let asked = match command {
+            Command::Acquire(request) => request.asked,
+            // A waiter that leaves is told when it could have had the permits that it waits for.
+            Command::Cancel(request) => {
+                let waiter = self.table.waiter_at(turn.lock(0)?, request.owner);
+                waiter.and_then(|(_, waiter)| waiter.asked)
+            }
+            _ => None,
+        };
         Some(Task {
-            asked: self.asked_by_command(turn, command),
+            asked,
             verb: command.verb(),
             ..self.task(Subject::Command, command.depth(), Purpose::Command)
         })
-    }
-
-    /// The permits that a command asks for. For CANCEL, those that the waiter waits for: it is told
-    /// when it could have had them.
-    fn asked_by_command(&self, turn: &Turn<'_>, command: Command<'_>) -> Option<PermitsRequest> {
-        match command {
-            Command::Acquire(request) => request.asked,
-            Command::Cancel(request) => self.table.waiter_at(turn.lock(0)?, request.owner)?.1.asked,
-            _ => None,
-        }
     }
 
     /// The next pending release at one of the command's locks. When the budget is spent, only those

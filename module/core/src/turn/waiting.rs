@@ -151,7 +151,8 @@ impl Locks {
         if own.is_none() && self.holds.any_asks() && pending_wait.is_kept_out() {
             self.tell_wanted_by_newcomer(first, effects);
         }
-        self.note_peak();
+        let peak = &mut self.counters.waiters_peak;
+        *peak = (*peak).max(self.table.waiters().try_into().unwrap_or(u64::MAX));
         let (position, moment) = match newcomer.reply_to {
             ReplyTarget::Client { .. } => (0, None),
             ReplyTarget::Session(session) => (
