@@ -68,12 +68,9 @@ impl Decision<'_> {
     /// keys: a later hold of the same owner has another token, or belongs to no session. Without
     /// this check a grant that is over (BREAK, RELEASE, DEL) would end the owner's newer hold.
     fn is_held_by_its_session(&self, release: &PendingRelease) -> bool {
-        if release.mode != Mode::Read {
-            return false;
-        }
         let id = self.session_hold(&release.owner, release.mode);
         let hold = id.and_then(|id| self.locks.holds.get(id));
-        hold.is_some_and(|hold| hold.token == release.token)
+        release.mode == Mode::Read && hold.is_some_and(|hold| hold.token == release.token)
     }
 
     /// Tells a session if its hold is lost.

@@ -49,9 +49,9 @@ impl Decision<'_> {
         waiters_max: u32,
     ) -> Result<Acquired, CommandError> {
         let session = self.locks.listened(request.session)?;
-        let (mut can_have_all, mut are_promised) = (true, false);
-        if !is_reconciled {
-            for (place, lock, _) in several.each().filter(|(_, _, stored)| stored.is_free()) {
+        let mut are_promised = false;
+        for (place, lock, stored) in several.each() {
+            if stored.is_free() && !is_reconciled {
                 let mut part = self.part(place, lock);
                 are_promised |= part.queue().is_some();
                 part.reconcile_now();
@@ -64,6 +64,7 @@ impl Decision<'_> {
             once: request.once,
             ..Entry::new(request.owner, Holder::Caller, request.lease, session)
         };
+        let mut can_have_all = true;
         for (place, lock, stored) in several.each() {
             can_have_all &= self.part(place, lock).can_have(stored, &entry)?;
         }
@@ -283,17 +284,18 @@ impl Decision<'_> {
 }
 
 impl Locks {
-    /// The owner's wait for the same locks, if the request takes it over (ONCE).
+    /// The owner's wait for the same locks, if the request takes it over (ONCE): its first waiter.
     pub(crate) fn own_multi(
         &self,
         locks: &[LockRef<'_>],
         request: &MultiAcquire<'_>,
-    ) -> Option<MultiId> {
+    ) -> Option<WaiterId> {
         let multi_at = |lock: &LockRef<'_>| self.table.waiter_at(*lock, request.owner)?.1.multi;
         let multi = multi_at(locks.first().filter(|_| request.once)?)?;
-        let is_same = self.multis.waiters(multi).len() == locks.len()
-            && locks.iter().all(|lock| multi_at(lock) == Some(multi));
-        is_same.then_some(multi)
+        let waiters = self.multis.waiters(multi);
+        let is_same =
+            waiters.len() == locks.len() && locks.iter().all(|lock| multi_at(lock) == Some(multi));
+        waiters.first().copied().filter(|_| is_same)
     }
 }
 

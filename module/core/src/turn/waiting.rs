@@ -212,10 +212,7 @@ impl Locks {
     fn own_wait(&self, turn: &Turn<'_>) -> Option<WaiterId> {
         match turn.command? {
             Command::Acquire(request) => self.own_place(turn.lock(0)?, request),
-            Command::MultiAcquire(request) => {
-                let multi = self.own_multi(&turn.locks(), request)?;
-                self.multis.waiters(multi).first().copied()
-            }
+            Command::MultiAcquire(request) => self.own_multi(&turn.locks(), request),
             _ => None,
         }
     }
