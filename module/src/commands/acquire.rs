@@ -23,11 +23,11 @@
 
 use super::wait::{acquire, confirm, wait_if_allowed};
 use super::{
-    KEY, LEASE_MS, LimitOf, ONCE, OWNER, PERMITS_N, SESSION, WAIT, WANTED, check_limit_slot,
-    check_slot, named_by, user_naming,
+    END, KEY, LEASE_MS, LimitOf, ONCE, OWNER, PERMITS_N, READ, SESSION, WAIT, WANTED, WRITE,
+    check_limit_slot, check_slot, named_by, user_naming,
 };
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Argument, Command, Ctx, Keys, Spec};
 use rlock_core::{CommandError, request};
 
 pub(super) struct Acquire;
@@ -42,26 +42,30 @@ impl Command for Acquire {
         arity: -4,
         flags: c"write deny-oom fast",
         categories: c"write fast lock",
-        keys: Keys::First(Access::Update),
+        keys: Keys::First,
         arguments: &[
             KEY,
             OWNER,
             LEASE_MS,
-            Argument::either(&[
-                Argument::word(c"READ", c"read"),
-                Argument::word(c"WRITE", c"write"),
-                Argument::new(
+            Argument::one_of(&[
+                READ,
+                WRITE,
+                Argument::block(
                     c"permits",
-                    ArgumentKind::Block(&[
+                    &[
                         PERMITS_N,
-                        Argument::option(c"OF", c"limit", ArgumentKind::Integer),
-                    ]),
+                        Argument::integer(c"limit").after(c"OF").optional(),
+                        END,
+                    ],
                 ),
-            ]),
+                END,
+            ])
+            .optional(),
             WAIT,
             SESSION,
             WANTED,
             ONCE,
+            END,
         ],
     };
 

@@ -6,15 +6,18 @@
 //!
 //! Replicated as the command itself.
 
-use super::{KEY, MODE, OWNER, TOKEN, check_slot};
+use super::{END, KEY, MODE, OWNER, TOKEN, check_slot};
 use crate::commands::guarded::GuardedCommand;
 use crate::config;
 use crate::driving::pump;
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Argument, Command, Ctx, Keys, Spec};
 use rlock_core::{CommandError, Outcome, Turn, request};
 
 pub(super) struct Guard;
+
+const COMMAND: Argument = Argument::text(c"command");
+const ARGS: Argument = Argument::text(c"arg").many().optional();
 
 impl Command for Guard {
     const SPEC: Spec = Spec {
@@ -25,25 +28,14 @@ impl Command for Guard {
         arity: -5,
         flags: c"write getkeys-api",
         categories: c"write lock",
-        keys: Keys::FirstAndGuarded(Access::Update),
+        keys: Keys::FirstAndGuarded,
         arguments: &[
             KEY,
             OWNER,
             MODE,
             TOKEN,
-            Argument {
-                token: Some(c"CALL"),
-                ..Argument::new(
-                    c"call",
-                    ArgumentKind::Block(&[
-                        Argument::new(c"command", ArgumentKind::Text),
-                        Argument {
-                            optional: true,
-                            ..Argument::many(c"arg", ArgumentKind::Text)
-                        },
-                    ]),
-                )
-            },
+            Argument::block(c"call", &[COMMAND, ARGS, END]).after(c"CALL"),
+            END,
         ],
     };
 

@@ -15,9 +15,9 @@
 //! `mode`, `count`, `token`, `ttl-ms`, `held-ms`, `session`, `client-id`), and `mode` in each entry
 //! of the queue.
 
-use super::KEY;
+use super::{END, KEY};
 use crate::clock;
-use crate::ffi::{Access, Args, Command, Ctx, KeyType, Keys, Spec};
+use crate::ffi::{Args, Command, Ctx, KeyType, Keys, Spec};
 use crate::memory::state;
 use crate::reading::open_lock::{self, OpenLock};
 use crate::reading::read_write::{ReadWriteHash, ReadWriteHold, begin_looks};
@@ -37,8 +37,8 @@ impl Command for Info {
         arity: 2,
         flags: c"readonly",
         categories: c"read lock",
-        keys: Keys::First(Access::Read),
-        arguments: &[KEY],
+        keys: Keys::FirstToRead,
+        arguments: &[KEY, END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {

@@ -4,8 +4,9 @@
 //! caller's user may not read are left out. A caller without a user gets all names, a caller whose
 //! user is unknown none. Held locks without waiters are plain keys: SCAN finds them.
 
+use super::{COUNT, END, MATCH};
 use crate::clock;
-use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use crate::memory::state;
 use crate::writing::reply;
 use rlock_core::{CommandError, Glob, QueueView, request};
@@ -23,10 +24,7 @@ impl Command for List {
         flags: c"readonly",
         categories: c"read lock",
         keys: Keys::None,
-        arguments: &[
-            Argument::option(c"MATCH", c"pattern", ArgumentKind::Pattern),
-            Argument::option(c"COUNT", c"n", ArgumentKind::Integer),
-        ],
+        arguments: &[MATCH, COUNT, END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
@@ -40,8 +38,8 @@ impl Command for List {
             };
             state.locks.views(db, now).filter(matches).collect()
         });
-        let reader = ctx.reader();
-        queues.retain(|queue| reader.may_read(&queue.name));
+        let may_read = ctx.may_read();
+        queues.retain(|queue| may_read(&queue.name));
         // Queues of the same length are sorted by name: otherwise their order would be arbitrary.
         queues.sort_unstable_by(|a, b| {
             (Reverse(a.waiters), &a.name).cmp(&(Reverse(b.waiters), &b.name))

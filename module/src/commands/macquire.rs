@@ -12,10 +12,11 @@
 
 use super::wait::{acquire, confirm_several, wait_if_allowed};
 use super::{
-    LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT, WANTED, named_by, names, user_naming,
+    END, LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT, WANTED, named_by, names,
+    user_naming,
 };
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use rlock_core::{CommandError, request};
 
 pub(super) struct Macquire;
@@ -30,9 +31,9 @@ impl Command for Macquire {
         arity: -5,
         flags: c"write deny-oom getkeys-api",
         categories: c"write lock",
-        keys: Keys::CountedAt(3, Access::Update),
+        keys: Keys::CountedAt(3),
         arguments: &[
-            OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, WAIT, SESSION, WANTED, ONCE,
+            OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, WAIT, SESSION, WANTED, ONCE, END,
         ],
     };
 

@@ -23,7 +23,7 @@ mod wait;
 use crate::config;
 use crate::driving::pump;
 use crate::driving::turn::Named;
-use crate::ffi::{Args, Argument, ArgumentKind, Ctx, OwnedStr, Str, register};
+use crate::ffi::{Args, Argument, Ctx, OwnedStr, Str, register};
 use crate::memory::state;
 use crate::reading::read_write::slot_is_settled;
 use rlock_core::request::NamedKey;
@@ -146,23 +146,24 @@ fn user_of(user: Option<&OwnedStr>) -> &[u8] {
     user.map_or(&[], |user| user.as_str().bytes())
 }
 
-const KEY: Argument = Argument::new(c"key", ArgumentKind::Key);
-const OWNER: Argument = Argument::new(c"owner", ArgumentKind::Text);
-const MODE: Argument = Argument::either(&[
-    Argument::word(c"READ", c"read"),
-    Argument::word(c"WRITE", c"write"),
-    Argument::word(c"PERMITS", c"permits"),
-]);
-const LEASE_MS: Argument = Argument::new(c"lease-ms", ArgumentKind::Integer);
-const TOKEN: Argument = Argument::option(c"TOKEN", c"token", ArgumentKind::Integer);
-const SESSION: Argument = Argument::option(c"SESSION", c"session", ArgumentKind::Text);
-const NUMKEYS: Argument = Argument::new(c"numkeys", ArgumentKind::Integer);
-const SOME_KEYS: Argument = Argument::many(c"key", ArgumentKind::Key);
-const PERMITS_N: Argument = Argument::with_token(c"PERMITS", c"n", ArgumentKind::Integer);
-const WAIT: Argument = Argument::either(&[
-    Argument::with_token(c"BLOCK", c"wait-ms", ArgumentKind::Integer),
-    Argument::with_token(c"QUEUE", c"wait-ms", ArgumentKind::Integer),
-]);
-const EPOCH: Argument = Argument::option(c"EPOCH", c"n", ArgumentKind::Integer);
-const WANTED: Argument = Argument::option(c"WANTED", c"wanted", ArgumentKind::Word);
-const ONCE: Argument = Argument::option(c"ONCE", c"once", ArgumentKind::Word);
+const END: Argument = Argument::END;
+const KEY: Argument = Argument::key(c"key");
+const OWNER: Argument = Argument::text(c"owner");
+const READ: Argument = Argument::word(c"READ", c"read");
+const WRITE: Argument = Argument::word(c"WRITE", c"write");
+const PERMITS: Argument = Argument::word(c"PERMITS", c"permits");
+const MODE: Argument = Argument::one_of(&[READ, WRITE, PERMITS, END]).optional();
+const LEASE_MS: Argument = Argument::integer(c"lease-ms");
+const TOKEN: Argument = Argument::integer(c"token").after(c"TOKEN").optional();
+const SESSION: Argument = Argument::text(c"session").after(c"SESSION").optional();
+const NUMKEYS: Argument = Argument::integer(c"numkeys");
+const SOME_KEYS: Argument = Argument::key(c"key").many();
+const PERMITS_N: Argument = Argument::integer(c"n").after(c"PERMITS");
+const WAIT_MS: Argument = Argument::integer(c"wait-ms");
+const WAIT: Argument =
+    Argument::one_of(&[WAIT_MS.after(c"BLOCK"), WAIT_MS.after(c"QUEUE"), END]).optional();
+const EPOCH: Argument = Argument::integer(c"n").after(c"EPOCH").optional();
+const WANTED: Argument = Argument::word(c"WANTED", c"wanted").optional();
+const MATCH: Argument = Argument::pattern(c"pattern").after(c"MATCH").optional();
+const COUNT: Argument = Argument::integer(c"n").after(c"COUNT").optional();
+const ONCE: Argument = Argument::word(c"ONCE", c"once").optional();

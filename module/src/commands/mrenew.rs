@@ -8,10 +8,10 @@
 
 use super::wait::confirm_several;
 use super::{
-    LEASE_MS, NUMKEYS, OWNER, SESSION, SOME_KEYS, decide_number, named_by, names, user_naming,
+    END, LEASE_MS, NUMKEYS, OWNER, SESSION, SOME_KEYS, decide_number, named_by, names, user_naming,
 };
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use rlock_core::{CommandError, request};
 
 pub(super) struct Mrenew;
@@ -25,8 +25,8 @@ impl Command for Mrenew {
         arity: -5,
         flags: c"write getkeys-api",
         categories: c"write lock",
-        keys: Keys::CountedAt(3, Access::Update),
-        arguments: &[OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, SESSION],
+        keys: Keys::CountedAt(3),
+        arguments: &[OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, SESSION, END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {

@@ -9,11 +9,11 @@
 
 use super::wait::confirm;
 use super::{
-    KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, WANTED, check_slot, decide_number, named_by,
+    END, KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, WANTED, check_slot, decide_number, named_by,
     user_naming,
 };
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use rlock_core::{CommandError, request};
 
 pub(super) struct Renew;
@@ -28,8 +28,8 @@ impl Command for Renew {
         arity: -4,
         flags: c"write fast",
         categories: c"write fast lock",
-        keys: Keys::First(Access::Update),
-        arguments: &[KEY, OWNER, LEASE_MS, MODE, TOKEN, SESSION, WANTED],
+        keys: Keys::First,
+        arguments: &[KEY, OWNER, LEASE_MS, MODE, TOKEN, SESSION, WANTED, END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {

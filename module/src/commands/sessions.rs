@@ -7,8 +7,9 @@
 //! `unacknowledged` (how many events are not acknowledged). Holds and waits are only counted; the
 //! names of their locks are not in the reply.
 
+use super::{COUNT, END, MATCH};
 use crate::clock;
-use crate::ffi::{self, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use crate::ffi::{self, Args, Command, Ctx, Keys, Spec};
 use crate::memory::state;
 use crate::writing::reply;
 use rlock_core::{CommandError, Glob, SessionView, request};
@@ -26,10 +27,7 @@ impl Command for Sessions {
         flags: c"readonly admin",
         categories: c"read admin lock",
         keys: Keys::None,
-        arguments: &[
-            Argument::option(c"MATCH", c"pattern", ArgumentKind::Pattern),
-            Argument::option(c"COUNT", c"n", ArgumentKind::Integer),
-        ],
+        arguments: &[MATCH, COUNT, END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {

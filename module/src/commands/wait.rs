@@ -74,8 +74,7 @@ fn wait(ctx: Ctx<'_>, turn: &mut Turn<'_>, wait_mode: WaitMode, now: Now) -> boo
 /// Removes the names that the caller may not read from a deadlock's circle.
 fn as_far_as_readable(ctx: Ctx<'_>, mut error: CommandError) -> CommandError {
     if let CommandError::Deadlock(circle) = &mut error {
-        let reader = ctx.reader();
-        circle.keep_readable(|name| reader.may_read(name));
+        circle.keep_readable(ctx.may_read());
     }
     error
 }

@@ -140,57 +140,41 @@ impl<'a> Key<'a> {
         server!(RedisModule_ValueLength(self.raw()))
     }
 
-    /// The values of two fields of a hash, in one call.
-    pub(crate) fn hash_get(&self, fields: [Str<'_>; 2]) -> [Option<OwnedStr>; 2] {
+    /// The values of one or two fields of a hash, in one call.
+    pub(crate) fn hash_get(&self, one: Str<'_>, other: Option<Str<'_>>) -> [Option<OwnedStr>; 2] {
         let key = self.raw();
         if key.is_null() {
             return [None, None];
         }
-        let [a, b] = fields;
+        // The list of fields ends with a null.
+        let (end, other) = (
+            ptr::null_mut::<c_void>(),
+            other.map_or(ptr::null_mut(), |of| of.raw),
+        );
         let mut values = [ptr::null_mut::<raw::RedisModuleString>(); 2];
-        let [va, vb] = values.each_mut().map(ptr::from_mut);
-        let end = ptr::null_mut::<c_void>();
-        server!(RedisModule_HashGet(key, 0, a.raw, va, b.raw, vb, end));
+        let [value, its_value] = values.each_mut().map(ptr::from_mut);
+        server!(RedisModule_HashGet(
+            key, 0, one.raw, value, other, its_value, end
+        ));
         values.map(OwnedStr::adopt)
     }
 
     /// The value of one field of a hash.
     pub(crate) fn hash_get_one(&self, field: Str<'_>) -> Option<OwnedStr> {
-        let key = self.raw();
-        if key.is_null() {
-            return None;
-        }
-        let mut value = ptr::null_mut::<raw::RedisModuleString>();
-        let end = ptr::null_mut::<c_void>();
-        let value_at = &raw mut value;
-        server!(RedisModule_HashGet(key, 0, field.raw, value_at, end));
-        OwnedStr::adopt(value)
+        let [value, _] = self.hash_get(field, None);
+        value
     }
 
-    /// Writes one field of a hash, and makes the hash if it does not exist.
-    pub(crate) fn hash_set(&mut self, (field, value): Field<'_>) {
-        let end = ptr::null_mut::<c_void>();
+    /// Writes one or two fields of a hash, and makes the hash if it does not exist.
+    pub(crate) fn hash_set(&mut self, (field, value): Field<'_>, other: Option<Field<'_>>) {
+        let (key, field, value, end) =
+            (self.raw(), field.raw, value.raw, ptr::null_mut::<c_void>());
+        let (next, its_value) = other
+            .map_or((ptr::null_mut(), ptr::null_mut()), |(next, value)| {
+                (next.raw, value.raw)
+            });
         server!(RedisModule_HashSet(
-            self.raw(),
-            0,
-            field.raw,
-            value.raw,
-            end
-        ));
-    }
-
-    /// The same for two fields.
-    pub(crate) fn hash_set_both(&mut self, one: Field<'_>, other: Field<'_>) {
-        let end = ptr::null_mut::<c_void>();
-        let ((a, va), (b, vb)) = (one, other);
-        server!(RedisModule_HashSet(
-            self.raw(),
-            0,
-            a.raw,
-            va.raw,
-            b.raw,
-            vb.raw,
-            end
+            key, 0, field, value, next, its_value, end
         ));
     }
 

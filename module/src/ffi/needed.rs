@@ -4,7 +4,6 @@
 //! changes while the server runs.
 
 use super::{Ctx, OwnedStr, log_warning, server};
-use redis_module::raw;
 use std::ffi::{CStr, c_char, c_int};
 use std::io;
 use std::ptr;
@@ -18,18 +17,12 @@ pub(super) struct Needed {
 
 impl Needed {
     const fn new(names: &'static [&'static CStr]) -> Self {
-        let first = match names {
-            [first, ..] => first.as_ptr(),
-            [] => ptr::null(),
-        };
-        Self {
-            names,
-            chosen: AtomicPtr::new(first.cast_mut()),
-        }
+        let chosen = AtomicPtr::new(ptr::null_mut());
+        Self { names, chosen }
     }
 
-    /// The name to call it by. Null if the server has none; the load allows this for messages, and
-    /// for `EXIST` outside of a cluster.
+    /// The name to call it by, once the module is loaded. Null if the server has none; the load
+    /// allows this for messages and `CLIENT`, and for `EXIST` outside of a cluster.
     #[inline]
     pub(super) fn name(&self) -> *const c_char {
         self.chosen.load(Ordering::Relaxed)
@@ -154,8 +147,7 @@ pub(crate) fn choose_commands(ctx: Ctx<'_>) -> Result<(), String> {
     for (name, lack) in OPTIONAL {
         if !is_known(ctx, name) {
             let name = name.to_string_lossy();
-            ctx.context()
-                .log_warning(&format!("this server has no {name}: {lack}"));
+            ctx.log_warning(&format!("this server has no {name}: {lack}"));
         }
     }
     let has_both = [c"DEL", c"UNLINK"].iter().all(|name| is_known(ctx, name));

@@ -1,6 +1,6 @@
 //! The state that the module keeps between the server's calls.
 
-use crate::ffi::{Handle, OwnedStr, Scan, ServerLocked, Str, Timer};
+use crate::ffi::{Handle, OwnedStr, Publish, Scan, ServerLocked, Str, Timer};
 use rlock_core::guarded::Guarded;
 use rlock_core::{
     Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, NotGuarded, Now,
@@ -77,9 +77,7 @@ pub(crate) struct Message {
     pub(crate) channel: OwnedStr,
     /// Whether it is [`Words::write_unlocked`], and not [`Words::unlocked`].
     pub(crate) is_of_writer: bool,
-    /// By which commands it goes to them.
-    pub(crate) classic: bool,
-    pub(crate) sharded: bool,
+    pub(crate) kinds: &'static [Publish],
 }
 
 /// Strings that are made once and used again.

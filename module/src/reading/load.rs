@@ -95,7 +95,7 @@ impl OpenLock<'_> {
     fn own_and_fence(&self, owner: Str<'_>, task: Option<&Task>) -> [Option<OwnedStr>; 2] {
         let fence = self.words.fence.as_str();
         if !task.is_some_and(Task::is_newcomers) {
-            return self.key.hash_get([owner, fence]);
+            return self.key.hash_get(owner, Some(fence));
         }
         let own = self.key.hash_get_one(owner);
         let counts = own.is_some() || self.key.len() == 1;

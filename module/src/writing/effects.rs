@@ -105,26 +105,11 @@ fn tell_written(ctx: Ctx<'_>, lock: &mut OpenLock<'_>, write: &Write) {
 /// come back to us as another client's change. This holds for this one event only: another module
 /// that hears it may change the key in turn.
 fn notify(ctx: Ctx<'_>, class: EventClass, event: &CStr, key: Str<'_>) {
-    let _own = OwnEvent::begin(class, key);
+    // We do not listen to events of the other classes.
+    let may_hear = class == EventClass::Generic && state::with(|state| state.begin_own_event(key));
     ctx.notify(class, event, key);
-}
-
-/// While this lives, the next event of this key is our own.
-struct OwnEvent(bool);
-
-impl OwnEvent {
-    fn begin(class: EventClass, key: Str<'_>) -> Self {
-        // We do not listen to events of the other classes.
-        let may_hear = class == EventClass::Generic;
-        Self(may_hear && state::with(|state| state.begin_own_event(key)))
-    }
-}
-
-impl Drop for OwnEvent {
-    fn drop(&mut self) {
-        if self.0 {
-            state::with(|state| state.own_event = None);
-        }
+    if may_hear {
+        state::with(|state| state.own_event = None);
     }
 }
 
@@ -304,14 +289,14 @@ fn write_side_key(
             let value = Word::of_value(*value, &words);
             open.set_string(value.as_str());
             open.set_expires_at(*at);
-            ctx.replicate_set(key, value.as_str(), Text::number(*at).bytes());
+            ctx.replicate_set(key, value.as_str(), Some(Text::number(*at).bytes()));
             Some(EVENTS_OF_SET)
         }
         Write::SetLimit(value) => {
             let words = Rc::clone(&lock.words);
             let value = Word::of_value(*value, &words);
             open.set_string(value.as_str());
-            ctx.replicate_set_forever(key, value.as_str());
+            ctx.replicate_set(key, value.as_str(), None);
             Some(EVENTS_OF_LIMIT)
         }
         _ if open.key_type() != KeyType::Missing => {
@@ -362,15 +347,7 @@ fn set(lock: &mut OpenLock<'_>, (first, second): &(Pair<'_>, Option<Pair<'_>>)) 
     if ffi::deletions_are_lost() && lock.key.key_type() == KeyType::Missing {
         ctx.replicate_del(name);
     }
-    let first = first.as_field();
-    match second.as_ref().map(Pair::as_field) {
-        None => {
-            lock.key.hash_set(first);
-            ctx.replicate_hset(name, first);
-        }
-        Some(second) => {
-            lock.key.hash_set_both(first, second);
-            ctx.replicate_hset_both(name, first, second);
-        }
-    }
+    let (first, second) = (first.as_field(), second.as_ref().map(Pair::as_field));
+    lock.key.hash_set(first, second);
+    ctx.replicate_hset(name, first, second);
 }

@@ -62,7 +62,7 @@ impl<'e> NewHash<'e> {
             return;
         };
         let (one, other) = (one.as_field(), other.as_field());
-        lock.key.hash_set_both(one, other);
+        lock.key.hash_set(one, Some(other));
         lock.key.set_expires_at(self.ends_at);
         let end = Text::number(self.ends_at);
         // A module that listens to new keys may have written other fields.
@@ -83,11 +83,11 @@ impl<'e> NewHash<'e> {
             // Replicas got those fields before this deletion, so they are told of all fields again.
             lock.key.each_field(|field, value| {
                 let (field, value) = (OwnedStr::new(field), OwnedStr::new(value));
-                ctx.replicate_hset(name, (field.as_str(), value.as_str()));
+                ctx.replicate_hset(name, (field.as_str(), value.as_str()), None);
                 ControlFlow::Continue(())
             });
         } else {
-            ctx.replicate_hset_both(name, one, other);
+            ctx.replicate_hset(name, one, Some(other));
         }
         ctx.replicate_pexpireat(name, end.bytes());
     }
