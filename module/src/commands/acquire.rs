@@ -23,7 +23,7 @@
 
 use super::wait::{acquire, confirm, wait_if_allowed};
 use super::{
-    END, KEY, LEASE_MS, LimitOf, ONCE, OWNER, PERMITS_N, READ, SESSION, WAIT, WANTED, WRITE,
+    END, KEY, LEASE_MS, ONCE, OWNER, PERMITS_N, READ, SESSION, WAIT, WANTED, WRITE,
     check_limit_slot, check_slot, named_by, user_naming,
 };
 use crate::driving::turn::Named;
@@ -75,10 +75,7 @@ impl Command for Acquire {
         request.session = named_by(request.session, user.as_ref());
         wait_if_allowed(ctx, &mut request.wait_mode);
         match request.asked {
-            Some(asked) if asked.limit.is_none() => {
-                check_limit_slot(ctx, request.key, LimitOf::All)?;
-            }
-            Some(_) => check_limit_slot(ctx, request.key, LimitOf::Caller)?,
+            Some(asked) => check_limit_slot(ctx, request.key, asked.limit.is_some())?,
             None => check_slot(ctx, request.key, request.mode)?,
         }
         let given = Named::One(args.at(1)?, args.at(2)?);

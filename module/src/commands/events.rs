@@ -64,8 +64,8 @@ impl Command for Events {
         let user = ctx.user_name();
         request.session.user = user_of(user.as_ref());
         let limits = SessionLimits {
-            sessions: config::SESSIONS_MAX.count(),
-            events_per_session: config::EVENTS_PER_SESSION_MAX.count(),
+            sessions: config::count(&config::SESSIONS_MAX),
+            events_per_session: config::count(&config::EVENTS_PER_SESSION_MAX),
             out_of_memory: flags.out_of_memory(),
         };
         // Both before the session begins, or a change and a disconnect in between would be missed.

@@ -8,11 +8,10 @@
 
 use super::{END, KEY, MODE, OWNER, TOKEN, check_slot};
 use crate::commands::guarded::GuardedCommand;
-use crate::config;
 use crate::driving::pump;
 use crate::driving::turn::Named;
 use crate::ffi::{Args, Argument, Command, Ctx, Keys, Spec};
-use rlock_core::{CommandError, Outcome, Turn, request};
+use rlock_core::{CommandError, Outcome, request};
 
 pub(super) struct Guard;
 
@@ -45,7 +44,7 @@ impl Command for Guard {
         check_slot(ctx, request.key, request.mode)?;
         let given = Named::One(args.at(1)?, args.at(2)?);
         let asked = rlock_core::Command::Guard(&request);
-        let mut turn = Turn::of(asked, ctx.db(), config::WAITERS_PER_LOCK_MAX.count());
+        let mut turn = pump::begin(ctx, asked);
         // The command runs before the rest of the turn, which could end the hold.
         pump::run_command(ctx, &mut turn, given, |outcome| {
             if let Ok(Outcome::Guards) = outcome {

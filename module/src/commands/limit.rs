@@ -7,7 +7,7 @@
 //!
 //! Replicated as `SET` or `DEL` of the limit's key; the grants as those of ACQUIRE.
 
-use super::{END, KEY, LimitOf, check_limit_slot, decide_number};
+use super::{END, KEY, check_limit_slot, decide_number};
 use crate::driving::turn::Named;
 use crate::ffi::{Args, Argument, Command, Ctx, Keys, OwnedStr, Spec};
 use rlock_core::{CommandError, request};
@@ -29,7 +29,7 @@ impl Command for Limit {
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::Limit::parse(args.bytes())?;
-        check_limit_slot(ctx, request.key, LimitOf::All)?;
+        check_limit_slot(ctx, request.key, false)?;
         let name = args.at(1)?;
         let command = rlock_core::Command::Limit(&request);
         let before = decide_number(ctx, command, Named::One(name, OwnedStr::new(b"").as_str()))?;

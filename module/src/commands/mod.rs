@@ -20,14 +20,13 @@ mod renew;
 mod sessions;
 mod wait;
 
-use crate::config;
 use crate::driving::pump;
 use crate::driving::turn::Named;
 use crate::ffi::{Args, Argument, Ctx, OwnedStr, Str, register};
 use crate::memory::state;
 use crate::reading::read_write::slot_is_settled;
 use rlock_core::request::NamedKey;
-use rlock_core::{CommandError, Mode, Outcome, SessionRef, Turn};
+use rlock_core::{CommandError, Mode, Outcome, SessionRef};
 
 /// Registers all commands with the server. The error is the name of a command that it refused.
 pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> {
@@ -55,7 +54,7 @@ fn decide(
     command: rlock_core::Command<'_>,
     given: Named<'_>,
 ) -> Result<Outcome, CommandError> {
-    let mut turn = Turn::of(command, ctx.db(), config::WAITERS_PER_LOCK_MAX.count());
+    let mut turn = pump::begin(ctx, command);
     pump::run_command(ctx, &mut turn, given, |_| ());
     turn.outcome()
 }
@@ -86,41 +85,33 @@ fn names<'a>(args: Args<'a>, keys: &[NamedKey<'_>]) -> Result<Vec<Str<'a>>, Comm
 
 /// In a cluster, refuses READ and WRITE unless this node has all keys of the read-write lock.
 fn check_slot(ctx: Ctx<'_>, name: &[u8], mode: Mode) -> Result<(), CommandError> {
-    if !matches!(mode, Mode::Read | Mode::Write) || !ctx.in_cluster() {
-        return Ok(());
+    let in_other_slot = (mode == Mode::Read).then_some(CommandError::TimeoutsInOtherSlot);
+    if matches!(mode, Mode::Read | Mode::Write) {
+        check_side_keys(ctx, name, in_other_slot, CommandError::SlotOnItsWay)?;
     }
-    if mode == Mode::Read && !rlock_core::names::side_keys_share_slot(name) {
-        return Err(CommandError::TimeoutsInOtherSlot);
-    }
-    if slot_is_settled(ctx, name) {
-        Ok(())
-    } else {
-        Err(CommandError::SlotOnItsWay)
-    }
-}
-
-/// The limit that a command for permits uses.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LimitOf {
-    /// The limit that RLOCK.LIMIT set for all callers.
-    All,
-    /// The caller's own limit, if none is set for all.
-    Caller,
+    Ok(())
 }
 
 /// In a cluster, refuses permits if the limit for all callers cannot be read. If the limit's key
-/// would be in another slot, no such limit can be set, and the caller's own counts.
-fn check_limit_slot(ctx: Ctx<'_>, name: &[u8], limit: LimitOf) -> Result<(), CommandError> {
+/// would be in another slot, no such limit can be set, and the caller's own counts, if it has one.
+fn check_limit_slot(ctx: Ctx<'_>, name: &[u8], has_own: bool) -> Result<(), CommandError> {
+    let in_other_slot = (!has_own).then_some(CommandError::LimitInOtherSlot);
+    check_side_keys(ctx, name, in_other_slot, CommandError::LimitOnItsWay)
+}
+
+fn check_side_keys(
+    ctx: Ctx<'_>,
+    name: &[u8],
+    in_other_slot: Option<CommandError>,
+    on_its_way: CommandError,
+) -> Result<(), CommandError> {
     if !ctx.in_cluster() {
         return Ok(());
     }
-    if !rlock_core::names::side_keys_share_slot(name) && limit == LimitOf::All {
-        return Err(CommandError::LimitInOtherSlot);
-    }
-    if slot_is_settled(ctx, name) {
-        Ok(())
-    } else {
-        Err(CommandError::LimitOnItsWay)
+    match in_other_slot {
+        Some(error) if !rlock_core::names::side_keys_share_slot(name) => Err(error),
+        _ if slot_is_settled(ctx, name) => Ok(()),
+        _ => Err(on_its_way),
     }
 }
 

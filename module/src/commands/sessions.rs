@@ -9,7 +9,7 @@
 
 use super::{COUNT, END, MATCH};
 use crate::clock;
-use crate::ffi::{self, Args, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use crate::memory::state;
 use crate::writing::reply;
 use rlock_core::{CommandError, Glob, SessionView, request};
@@ -43,11 +43,6 @@ impl Command for Sessions {
         });
         sessions.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         sessions.truncate(request.count.unwrap_or(usize::MAX));
-        let with_address = sessions.into_iter().map(|session| {
-            let address = session.client_id.and_then(ffi::address_of);
-            (session, address)
-        });
-        let sessions: Vec<_> = with_address.collect();
         reply::sessions(ctx, &sessions);
         Ok(())
     }

@@ -1,7 +1,6 @@
 //! The parts that ACQUIRE and MACQUIRE share: taking locks, waiting for them, and the reply.
 
 use crate::clock;
-use crate::config;
 use crate::driving::turn::Named;
 use crate::driving::{blocking, changes, pump};
 use crate::ffi::{Ctx, Str};
@@ -24,7 +23,7 @@ pub(super) fn acquire(
     wait_mode: WaitMode,
     given: Named<'_>,
 ) -> Result<bool, CommandError> {
-    let mut turn = Turn::of(command, ctx.db(), config::WAITERS_PER_LOCK_MAX.count());
+    let mut turn = pump::begin(ctx, command);
     let decided_at = pump::run_command(ctx, &mut turn, given, |_| ());
     match turn
         .outcome()

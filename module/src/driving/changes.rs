@@ -58,14 +58,14 @@ fn look_for_replicas(ctx: Ctx<'_>) {
 /// Raises the token mark. Called after every change that may have brought another server's tokens
 /// here.
 pub(crate) fn start_tokens() {
-    let (now, guard_ms) = (clock::now(), config::FENCE_GUARD_MS.now());
+    let (now, guard_ms) = (clock::now(), config::now(&config::FENCE_GUARD_MS));
     state::with(|state| state.locks.start_tokens(now, guard_ms));
 }
 
 /// Starts the grant delay when the module is loaded. A promotion does not start it again: the delay
 /// is for a server that lost its data, not for a failover.
 pub(crate) fn start_grant_delay() {
-    let (now, delay_ms) = (clock::now(), config::GRANT_DELAY_MS.now());
+    let (now, delay_ms) = (clock::now(), config::now(&config::GRANT_DELAY_MS));
     state::with(|state| state.locks.start_grant_delay(now, delay_ms));
 }
 
@@ -171,7 +171,7 @@ impl ServerEvents for Changes {
                 return tick(ctx);
             }
             ServerEvent::Configured => {
-                let delay_ms = config::GRANT_DELAY_MS.now();
+                let delay_ms = config::now(&config::GRANT_DELAY_MS);
                 state::with(|state| state.locks.set_grant_delay(delay_ms));
                 take_options();
                 restore::look_for_limits(ctx);

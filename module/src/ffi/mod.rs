@@ -38,7 +38,7 @@ pub(crate) use needed::{
 };
 pub(crate) use string::{Args, Field, OwnedStr, Str};
 pub(crate) use users::may_default_run;
-pub(crate) use version::{has_replicas, looks_commands_up_ahead, set_options};
+pub(crate) use version::{has_replicas, load_options, looks_commands_up_ahead, set_options};
 
 use linkme::distributed_slice;
 use std::cell::RefCell;

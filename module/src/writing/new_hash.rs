@@ -6,7 +6,6 @@ use crate::reading::open_lock::OpenLock;
 use crate::writing::{fields, restore};
 use rlock_core::{Text, Write};
 use std::ops::ControlFlow;
-use std::rc::Rc;
 
 /// A hash that one decision makes. The decision deletes the former hash, if it exists, and sets two
 /// fields and the end of the lease.
@@ -54,11 +53,11 @@ impl<'e> NewHash<'e> {
 
     /// Writes it into the keyspace and to replicas.
     pub(crate) fn write(self, lock: &mut OpenLock<'_>, caller: Str<'_>) {
-        let (ctx, name, words) = (lock.ctx, lock.name, Rc::clone(&lock.words));
+        let (ctx, name, words) = (lock.ctx, lock.name, &lock.words);
         if self.replaces {
             lock.key.delete();
         }
-        let Some((one, Some(other))) = fields::of_write(self.fields, caller, &words) else {
+        let Some((one, Some(other))) = fields::of_write(self.fields, caller, words) else {
             return;
         };
         let (one, other) = (one.as_field(), other.as_field());
