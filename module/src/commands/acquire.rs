@@ -82,7 +82,7 @@ impl Command for Acquire {
         let command = rlock_core::Command::Acquire(&request);
         let is_held = acquire(ctx, command, request.wait_mode, given)?;
         if is_held && request.once {
-            confirm(ctx, &[request.key], request.owner, request.mode, true);
+            confirm(ctx, [request.key], request.owner, request.mode, true);
         }
         Ok(())
     }

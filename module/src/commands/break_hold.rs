@@ -8,7 +8,7 @@
 //!
 //! Replicated like a last release.
 
-use super::{END, KEY, check_slot, decide_number};
+use super::{END, KEY, check_slot, reply_number};
 use crate::driving::turn::Named;
 use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use crate::reading::open_lock::{Access, OpenLock};
@@ -36,8 +36,7 @@ impl Command for Break {
             check_slot(ctx, request.key, Mode::Write)?;
         }
         let command = rlock_core::Command::Break(request.key);
-        let broken = decide_number(ctx, command, Named::Whoever(name))?;
-        ctx.reply_integer(broken);
+        reply_number(ctx, command, Named::Whoever(name))?;
         Ok(())
     }
 }

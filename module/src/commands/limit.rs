@@ -7,7 +7,7 @@
 //!
 //! Replicated as `SET` or `DEL` of the limit's key; the grants as those of ACQUIRE.
 
-use super::{END, KEY, check_limit_slot, decide_number};
+use super::{END, KEY, check_limit_slot, reply_number};
 use crate::driving::turn::Named;
 use crate::ffi::{Args, Argument, Command, Ctx, Keys, OwnedStr, Spec};
 use rlock_core::{CommandError, request};
@@ -32,8 +32,7 @@ impl Command for Limit {
         check_limit_slot(ctx, request.key, false)?;
         let name = args.at(1)?;
         let command = rlock_core::Command::Limit(&request);
-        let before = decide_number(ctx, command, Named::One(name, OwnedStr::new(b"").as_str()))?;
-        ctx.reply_integer(before);
+        reply_number(ctx, command, Named::One(name, OwnedStr::new(b"").as_str()))?;
         Ok(())
     }
 }

@@ -10,14 +10,14 @@
 //!
 //! Replicated like ACQUIRE, with final values. A refused MACQUIRE is not replicated.
 
-use super::wait::{acquire, confirm_several, wait_if_allowed};
+use super::wait::{acquire, confirm, wait_if_allowed};
 use super::{
     END, LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT, WANTED, named_by, names,
     user_naming,
 };
 use crate::driving::turn::Named;
 use crate::ffi::{Args, Command, Ctx, Keys, Spec};
-use rlock_core::{CommandError, request};
+use rlock_core::{CommandError, Mode, request};
 
 pub(super) struct Macquire;
 
@@ -47,7 +47,8 @@ impl Command for Macquire {
         let command = rlock_core::Command::MultiAcquire(&request);
         let is_held = acquire(ctx, command, request.wait_mode, given)?;
         if is_held && request.once {
-            confirm_several(ctx, &names, request.owner, true);
+            let names = request.keys.iter().map(|key| key.name);
+            confirm(ctx, names, request.owner, Mode::Plain, true);
         }
         Ok(())
     }

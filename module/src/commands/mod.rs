@@ -59,16 +59,17 @@ fn decide(
     turn.outcome()
 }
 
-/// Runs the turn of a command whose outcome is a number.
-fn decide_number(
+/// Runs the turn of a command whose outcome is a number, and replies it.
+fn reply_number(
     ctx: Ctx<'_>,
     command: rlock_core::Command<'_>,
     given: Named<'_>,
 ) -> Result<i64, CommandError> {
-    match decide(ctx, command, given)? {
-        Outcome::Number(number) => Ok(number),
-        _ => Err(CommandError::Unsettled),
-    }
+    let Outcome::Number(number) = decide(ctx, command, given)? else {
+        return Err(CommandError::Unsettled);
+    };
+    ctx.reply_integer(number);
+    Ok(number)
 }
 
 /// The client that gives a hold back, if a session needs to know: mostly none has any hold. In a

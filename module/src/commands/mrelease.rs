@@ -5,7 +5,7 @@
 //!
 //! Replicated as `DEL`, or as `HSET` where holds are left; the grants to the next holders follow.
 
-use super::{END, NUMKEYS, OWNER, SOME_KEYS, decide_number, names, releasing_client};
+use super::{END, NUMKEYS, OWNER, SOME_KEYS, names, releasing_client, reply_number};
 use crate::driving::turn::Named;
 use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use rlock_core::{CommandError, request};
@@ -30,8 +30,7 @@ impl Command for Mrelease {
         request.by = releasing_client(ctx);
         let names = names(args, &request.keys)?;
         let given = Named::Several(&names, args.at(1)?);
-        let released = decide_number(ctx, rlock_core::Command::MultiRelease(&request), given)?;
-        ctx.reply_integer(released);
+        reply_number(ctx, rlock_core::Command::MultiRelease(&request), given)?;
         Ok(())
     }
 }

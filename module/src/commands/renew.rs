@@ -9,7 +9,7 @@
 
 use super::wait::confirm;
 use super::{
-    END, KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, WANTED, check_slot, decide_number, named_by,
+    END, KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, WANTED, check_slot, named_by, reply_number,
     user_naming,
 };
 use crate::driving::turn::Named;
@@ -38,11 +38,10 @@ impl Command for Renew {
         request.session = named_by(request.session, user.as_ref());
         check_slot(ctx, request.key, request.mode)?;
         let given = Named::One(args.at(1)?, args.at(2)?);
-        let held = decide_number(ctx, rlock_core::Command::Renew(&request), given)?;
+        let held = reply_number(ctx, rlock_core::Command::Renew(&request), given)?;
         if held > 0 {
-            confirm(ctx, &[request.key], request.owner, request.mode, false);
+            confirm(ctx, [request.key], request.owner, request.mode, false);
         }
-        ctx.reply_integer(held);
         Ok(())
     }
 }

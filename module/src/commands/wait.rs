@@ -3,7 +3,7 @@
 use crate::clock;
 use crate::driving::turn::Named;
 use crate::driving::{blocking, changes, pump};
-use crate::ffi::{Ctx, Str};
+use crate::ffi::Ctx;
 use crate::memory::state;
 use crate::writing::reply;
 use rlock_core::request::WaitMode;
@@ -80,17 +80,17 @@ fn as_far_as_readable(ctx: Ctx<'_>, mut error: CommandError) -> CommandError {
 
 /// Notes that the owner is told that it holds these locks, and with `knows_count` also how often. A
 /// grant of them that is not delivered yet is then not taken back.
-pub(super) fn confirm(ctx: Ctx<'_>, names: &[&[u8]], owner: &[u8], mode: Mode, knows_count: bool) {
+pub(super) fn confirm<'n>(
+    ctx: Ctx<'_>,
+    names: impl IntoIterator<Item = &'n [u8]>,
+    owner: &[u8],
+    mode: Mode,
+    knows_count: bool,
+) {
     let db = ctx.db();
     state::with(|state| {
         for name in names {
             state.confirm(LockRef { db, name }, owner, mode, knows_count);
         }
     });
-}
-
-/// The same for several locks.
-pub(super) fn confirm_several(ctx: Ctx<'_>, names: &[Str<'_>], owner: &[u8], knows_count: bool) {
-    let names: Vec<&[u8]> = names.iter().map(|name| name.bytes()).collect();
-    confirm(ctx, &names, owner, Mode::Plain, knows_count);
 }

@@ -144,7 +144,7 @@ impl KeyEvents for Changes {
 impl ServerEvents for Changes {
     fn happened(ctx: Ctx<'_>, event: ServerEvent) {
         match event {
-            ServerEvent::Promoted => {
+            ServerEvent::Promoted | ServerEvent::Loaded => {
                 start_tokens();
                 state::with(|state| state.locks.all_changed(None));
             }
@@ -157,10 +157,6 @@ impl ServerEvents for Changes {
                 pump::without_keys(ctx, |locks, now, effects| {
                     locks.client_gone(client_id, now, effects)
                 });
-            }
-            ServerEvent::Loaded => {
-                start_tokens();
-                state::with(|state| state.locks.all_changed(None));
             }
             ServerEvent::Tick => {
                 AT_WORK.store(true, Ordering::Relaxed);
