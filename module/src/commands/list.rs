@@ -4,12 +4,12 @@
 //! caller's user may not read are left out. A caller without a user gets all names, a caller whose
 //! user is unknown none. Held locks without waiters are plain keys: SCAN finds them.
 
-use super::{COUNT, END, MATCH};
+use super::{COUNT, END, MATCH, matching};
 use crate::clock;
 use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use crate::memory::state;
 use crate::writing::reply;
-use rlock_core::{CommandError, Glob, QueueView, request};
+use rlock_core::{CommandError, QueueView, request};
 use std::cmp::Reverse;
 
 pub(super) struct List;
@@ -30,13 +30,10 @@ impl Command for List {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::List::parse(args.bytes())?;
         let (db, now) = (ctx.db(), clock::now());
-        let pattern = request.pattern.map(Glob::new);
+        let matches = matching(request.pattern);
         let mut queues: Vec<QueueView> = state::with(|state| {
-            let matches = |queue: &QueueView| {
-                let mut pattern = pattern.iter();
-                pattern.all(|of| of.matches(&queue.name))
-            };
-            state.locks.views(db, now).filter(matches).collect()
+            let queues = state.locks.views(db, now);
+            queues.filter(|queue| matches(&queue.name)).collect()
         });
         let may_read = ctx.may_read();
         queues.retain(|queue| may_read(&queue.name));

@@ -26,7 +26,7 @@ use crate::ffi::{Args, Argument, Ctx, OwnedStr, Str, register};
 use crate::memory::state;
 use crate::reading::read_write::slot_is_settled;
 use rlock_core::request::NamedKey;
-use rlock_core::{CommandError, Mode, Outcome, SessionRef};
+use rlock_core::{CommandError, Glob, Mode, Outcome, SessionRef};
 
 /// Registers all commands with the server. The error is the name of a command that it refused.
 pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> {
@@ -114,6 +114,12 @@ fn check_side_keys(
         _ if slot_is_settled(ctx, name) => Ok(()),
         _ => Err(on_its_way),
     }
+}
+
+/// Tells which names match a pattern; without one all do.
+fn matching(pattern: Option<&[u8]>) -> impl Fn(&[u8]) -> bool {
+    let pattern = pattern.map(Glob::new);
+    move |name| pattern.as_ref().is_none_or(|pattern| pattern.matches(name))
 }
 
 /// The name of the calling user, if the command names a session. Otherwise the server is not asked.

@@ -7,12 +7,12 @@
 //! `unacknowledged` (how many events are not acknowledged). Holds and waits are only counted; the
 //! names of their locks are not in the reply.
 
-use super::{COUNT, END, MATCH};
+use super::{COUNT, END, MATCH, matching};
 use crate::clock;
 use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use crate::memory::state;
 use crate::writing::reply;
-use rlock_core::{CommandError, Glob, SessionView, request};
+use rlock_core::{CommandError, SessionView, request};
 
 pub(super) struct Sessions;
 
@@ -33,13 +33,10 @@ impl Command for Sessions {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::List::parse(args.bytes())?;
         let now = clock::now();
-        let pattern = request.pattern.map(Glob::new);
+        let matches = matching(request.pattern);
         let mut sessions: Vec<SessionView> = state::with(|state| {
-            let matches = |session: &SessionView| {
-                let mut pattern = pattern.iter();
-                pattern.all(|of| of.matches(&session.name))
-            };
-            state.locks.session_views(now).filter(matches).collect()
+            let sessions = state.locks.session_views(now);
+            sessions.filter(|session| matches(&session.name)).collect()
         });
         sessions.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         sessions.truncate(request.count.unwrap_or(usize::MAX));

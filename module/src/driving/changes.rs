@@ -144,7 +144,7 @@ impl KeyEvents for Changes {
 impl ServerEvents for Changes {
     fn happened(ctx: Ctx<'_>, event: ServerEvent) {
         match event {
-            ServerEvent::Promoted | ServerEvent::Loaded => {
+            ServerEvent::HasNewData => {
                 start_tokens();
                 state::with(|state| state.locks.all_changed(None));
             }

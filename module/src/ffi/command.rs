@@ -1,6 +1,6 @@
 //! Declares commands to the server, and receives its calls of them.
 
-use super::{Args, Ctx, ERR, OK, guarded, int, server};
+use super::{Args, Ctx, ERR, OK, guarded, server};
 use redis_module::commands::{BeginSearch, FindKeys, KeySpec, KeySpecFlags};
 use redis_module::raw;
 use rlock_core::guarded::is_own;
@@ -138,13 +138,13 @@ impl Argument {
     }
 
     pub(crate) const fn optional(mut self) -> Self {
-        self.0.flags |= int(raw::REDISMODULE_CMD_ARG_OPTIONAL);
+        self.0.flags |= raw::REDISMODULE_CMD_ARG_OPTIONAL.cast_signed();
         self
     }
 
     /// One value or more.
     pub(crate) const fn many(mut self) -> Self {
-        self.0.flags |= int(raw::REDISMODULE_CMD_ARG_MULTIPLE);
+        self.0.flags |= raw::REDISMODULE_CMD_ARG_MULTIPLE.cast_signed();
         self
     }
 }
@@ -231,7 +231,7 @@ fn tell_keys(ctx: Ctx<'_>, args: Args<'_>, place: c_int) {
         .ok()
         .and_then(|place| request::key_places(args.bytes(), place));
     for key in keys.into_iter().flatten() {
-        tell_key(ctx, key, int(UPDATE.bits()));
+        tell_key(ctx, key, UPDATE.bits().cast_signed());
     }
 }
 
@@ -249,7 +249,7 @@ fn tell_key(ctx: Ctx<'_>, place: usize, flags: c_int) {
 /// Our own commands are refused, so the server is not asked about them: it would ask us, and a
 /// command within a command within a command … would overflow the stack, and crash the server.
 fn tell_guarded_keys(ctx: Ctx<'_>, args: Args<'_>) {
-    tell_key(ctx, 1, int(UPDATE.bits()));
+    tell_key(ctx, 1, UPDATE.bits().cast_signed());
     let Ok(request) = request::Guard::parse(args.bytes()) else {
         return;
     };

@@ -1,6 +1,6 @@
 //! The context of a call from the server: its client, its flags, the reply to it.
 
-use super::{OK, OwnedStr, int, server};
+use super::{OK, OwnedStr, server};
 use redis_module::raw;
 use std::ffi::{CStr, CString, c_int};
 use std::marker::PhantomData;
@@ -20,7 +20,7 @@ pub(crate) struct Flags(c_int);
 
 impl Flags {
     fn any(self, of: u32) -> bool {
-        self.0 & int(of) != 0
+        self.0 & of.cast_signed() != 0
     }
 
     /// Whether a client can be blocked here. Not in a transaction, a script, another module's call,

@@ -1,21 +1,11 @@
 //! Keys, as this module uses them: mostly hashes.
 
-use super::{Ctx, Field, OK, OwnedStr, Str, guarded, int, server};
+use super::{Ctx, Field, OK, OwnedStr, Str, guarded, server};
 use redis_module::raw;
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::ops::ControlFlow;
 use std::ptr;
-
-/// The types of keys that we tell apart.
-const EMPTY: c_int = 0;
-const STRING: c_int = 1;
-const LIST: c_int = 2;
-const HASH: c_int = 3;
-const SORTED_SET: c_int = 5;
-const _: () = assert!(raw::REDISMODULE_KEYTYPE_EMPTY == 0 && raw::REDISMODULE_KEYTYPE_HASH == 3);
-const _: () = assert!(raw::REDISMODULE_KEYTYPE_STRING == 1 && raw::REDISMODULE_KEYTYPE_LIST == 2);
-const _: () = assert!(raw::REDISMODULE_KEYTYPE_ZSET == 5);
 
 /// An open key.
 pub(crate) struct Key<'a> {
@@ -66,7 +56,7 @@ impl<'a> Key<'a> {
     }
 
     fn open(ctx: Ctx<'a>, name: Str<'a>, mode: u32) -> Self {
-        let handle = server!(RedisModule_OpenKey(ctx.raw, name.raw, int(mode)));
+        let handle = server!(RedisModule_OpenKey(ctx.raw, name.raw, mode.cast_signed()));
         Self {
             ctx,
             name,
@@ -95,7 +85,7 @@ impl<'a> Key<'a> {
     #[cold]
     fn open_again(&self) {
         let (ctx, name) = (self.ctx.raw, self.name.raw);
-        let handle = server!(RedisModule_OpenKey(ctx, name, int(self.mode)));
+        let handle = server!(RedisModule_OpenKey(ctx, name, self.mode.cast_signed()));
         self.handle.set(handle);
         self.is_aside.set(false);
     }
@@ -119,12 +109,12 @@ impl<'a> Key<'a> {
     pub(crate) fn key_type(&self) -> KeyType {
         // A missing key that is open for reading only has no handle; the server takes that as
         // "empty".
-        match server!(RedisModule_KeyType(self.raw())) {
-            EMPTY => KeyType::Missing,
-            HASH => KeyType::Hash,
-            STRING => KeyType::String,
-            LIST => KeyType::List,
-            SORTED_SET => KeyType::SortedSet,
+        match isize::try_from(server!(RedisModule_KeyType(self.raw()))) {
+            Ok(raw::REDISMODULE_KEYTYPE_EMPTY) => KeyType::Missing,
+            Ok(raw::REDISMODULE_KEYTYPE_HASH) => KeyType::Hash,
+            Ok(raw::REDISMODULE_KEYTYPE_STRING) => KeyType::String,
+            Ok(raw::REDISMODULE_KEYTYPE_LIST) => KeyType::List,
+            Ok(raw::REDISMODULE_KEYTYPE_ZSET) => KeyType::SortedSet,
             _ => KeyType::Other,
         }
     }
@@ -241,7 +231,7 @@ impl<'a> Key<'a> {
     /// changes nothing. `read` must not call the server.
     pub(crate) fn string<R>(&self, read: impl FnOnce(&[u8]) -> R) -> R {
         let mut len = 0;
-        let mode = int(raw::REDISMODULE_READ);
+        let mode = raw::REDISMODULE_READ.cast_signed();
         let start = server!(RedisModule_StringDMA(self.raw(), &raw mut len, mode));
         if start.is_null() {
             return read(&[]);

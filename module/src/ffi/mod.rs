@@ -74,16 +74,6 @@ pub(crate) fn check_api() -> Result<(), &'static str> {
     missing.map_or(Ok(()), |(name, _)| Err(name))
 }
 
-/// The interface's constants are unsigned, but its arguments are signed.
-#[allow(
-    clippy::as_conversions,
-    clippy::cast_possible_wrap,
-    reason = "constants well below 2^31"
-)]
-const fn int(constant: u32) -> c_int {
-    constant as c_int
-}
-
 /// Success: the result of the server's functions, and of our callbacks.
 const OK: c_int = 0;
 

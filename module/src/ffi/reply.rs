@@ -2,15 +2,8 @@
 
 use super::server;
 use redis_module::raw;
-use std::ffi::{c_char, c_int};
+use std::ffi::c_char;
 use std::slice;
-
-/// The type of a reply that is a string.
-const STRING: c_int = 0;
-
-/// The type of a reply that is an error.
-const ERROR: c_int = 1;
-const _: () = assert!(raw::REDISMODULE_REPLY_STRING == 0 && raw::REDISMODULE_REPLY_ERROR == 1);
 
 /// The reply of a command that we called.
 pub(super) struct CallReply(pub(super) *mut raw::RedisModuleCallReply);
@@ -20,12 +13,16 @@ impl CallReply {
         (!raw.is_null()).then(|| Self(raw))
     }
 
+    fn has_type(&self, this: isize) -> bool {
+        isize::try_from(server!(RedisModule_CallReplyType(self.0))) == Ok(this)
+    }
+
     pub(super) fn is_string(&self) -> bool {
-        server!(RedisModule_CallReplyType(self.0)) == STRING
+        self.has_type(raw::REDISMODULE_REPLY_STRING)
     }
 
     pub(super) fn is_error(&self) -> bool {
-        server!(RedisModule_CallReplyType(self.0)) == ERROR
+        self.has_type(raw::REDISMODULE_REPLY_ERROR)
     }
 
     /// The text of a string or an error; empty for any other reply.

@@ -46,7 +46,7 @@ pub(super) fn may_deny_writes() -> bool {
 /// - Valkey 9 moves slots as a whole only if every module declares that it supports this. We store
 ///   plain keys only, and before a write outside of a command we ask which node owns the slot.
 pub(crate) fn set_options(ctx: Ctx<'_>) {
-    let mut options = super::int(raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED);
+    let mut options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED.cast_signed();
     if is_valkey() && at_least(0, 0x0009_0000) {
         options |= VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION;
     }

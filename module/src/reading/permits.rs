@@ -23,8 +23,8 @@ impl OpenLock<'_> {
         reading.found(None).with_hash(is_there).stored(true)
     }
 
-    /// The hash of permits, as this owner sees it. `own` is the value of its field. The limit counts
-    /// only where permits are asked for or waited for.
+    /// The hash of permits, as this owner sees it. `own` is the value of its field. The limit is
+    /// read only where permits are asked for or waited for.
     pub(crate) fn load_permits(
         &self,
         owner: Str<'_>,

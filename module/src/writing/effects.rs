@@ -86,18 +86,17 @@ fn keep_list(mut effects: Vec<Effect>) {
 fn tell_written(ctx: Ctx<'_>, lock: &mut OpenLock<'_>, write: &Write) {
     let (class, event) = match write {
         Write::Set(..) | Write::SetPermits(..) | Write::SetWriter(..) => {
+            lock.is_deleted = false;
             (EventClass::Hash, c"hset")
         }
         Write::Remove(_) => (EventClass::Hash, c"hdel"),
         Write::ExpireAt(_) => (EventClass::Generic, c"expire"),
-        Write::Delete => (EventClass::Generic, c"del"),
+        Write::Delete => {
+            lock.is_deleted = true;
+            (EventClass::Generic, c"del")
+        }
         _ => return,
     };
-    match write {
-        Write::Set(..) | Write::SetPermits(..) | Write::SetWriter(..) => lock.is_deleted = false,
-        Write::Delete => lock.is_deleted = true,
-        _ => {}
-    }
     notify(ctx, class, event, lock.name);
 }
 
