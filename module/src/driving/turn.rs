@@ -131,16 +131,27 @@ impl Step<'_, '_, '_> {
                 let readers = &readers;
                 self.decide(task, Read::Gone { readers, more })
             }
-            _ => {
+            _ if task.is_about_queue_for_permits() => {
                 let (stored, others, is_whole) = lock.read(|lock| {
                     let (stored, others) = lock.load_for_queue(owner, task, now);
-                    let is_whole = is_whole(lock, purpose, &stored);
-                    (stored, others, is_whole)
+                    (stored, others, is_whole(lock, purpose, &stored))
                 });
-                let read = match (&stored, &others) {
+                let read = match &stored {
                     _ if !is_whole => Read::Unknown,
-                    (Stored::Permits(hash), Some(others)) => Read::Permits(hash, others),
-                    (stored, _) => Read::One(stored),
+                    Stored::Permits(hash) => Read::Permits(hash, &others),
+                    stored => Read::One(stored),
+                };
+                self.decide(task, read)
+            }
+            _ => {
+                let (stored, is_whole) = lock.read(|lock| {
+                    let stored = lock.load(owner, task, now);
+                    (stored, is_whole(lock, purpose, &stored))
+                });
+                let read = if is_whole {
+                    Read::One(&stored)
+                } else {
+                    Read::Unknown
                 };
                 self.decide(task, read)
             }

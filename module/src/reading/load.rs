@@ -64,12 +64,7 @@ impl OpenLock<'_> {
             let count = own.map(|count| Count::from_field(count.as_str().bytes()));
             let known = known.saturating_add(1);
             let hash = ReadWriteHash::new(self, &mode);
-            let others = self.key.len() > known;
-            let hash = match task {
-                Some(task) if !task.needs_readers_ends(count, others) => hash.without_ends(),
-                _ => hash,
-            };
-            return hash.load(owner.bytes(), count, known, look);
+            return hash.load(owner.bytes(), count, known, look, task);
         }
         // Where fields can have a TTL of their own, expired fields are counted until the server
         // removes them. So their number does not prove that another field is alive.
@@ -102,18 +97,17 @@ impl OpenLock<'_> {
         [own, counts.then(|| self.key.hash_get_one(fence)).flatten()]
     }
 
-    /// The stored state, and the other holders for a queue whose first waiter waits for permits.
+    /// The stored state for a queue whose first waiter waits for permits, and the other holders.
     pub(crate) fn load_for_queue(
         &self,
         owner: Str<'_>,
         task: &Task,
         now: Now,
-    ) -> (Stored, Option<PermitsHolders>) {
-        if !task.is_about_queue_for_permits() || !self.is_of_permits() {
-            return (self.load(owner, task, now), None);
+    ) -> (Stored, PermitsHolders) {
+        if !self.is_of_permits() {
+            return (self.load(owner, task, now), PermitsHolders::default());
         }
-        let (stored, others) = self.load_permits_for_queue(owner, task, now);
-        (stored, Some(others))
+        self.load_permits_for_queue(owner, task, now)
     }
 
     /// The stored state, for any holder: a plain lock as its holder sees it, with the holder's
