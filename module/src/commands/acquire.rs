@@ -24,7 +24,7 @@
 use super::wait::{acquire, confirm, wait_if_allowed};
 use super::{
     END, KEY, LEASE_MS, ONCE, OWNER, PERMITS_N, READ, SESSION, WAIT, WANTED, WRITE,
-    check_limit_slot, check_slot, named_by, user_naming,
+    check_limit_slot, check_slot, name_user, user_naming,
 };
 use crate::driving::turn::Named;
 use crate::ffi::{Args, Argument, Command, Ctx, Keys, Spec};
@@ -72,7 +72,7 @@ impl Command for Acquire {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let mut request = request::Acquire::parse(args.bytes())?;
         let user = user_naming(ctx, request.session);
-        request.session = named_by(request.session, user.as_ref());
+        name_user(&mut request.session, user.as_ref());
         wait_if_allowed(ctx, &mut request.wait_mode);
         match request.asked {
             Some(asked) => check_limit_slot(ctx, request.key, asked.limit.is_some())?,

@@ -57,10 +57,10 @@ impl Command for Info {
         };
         for holder in std::iter::once(&mut report.lock).chain(&mut report.holders) {
             let (mode, token) = (holder.mode, holder.token);
-            let view = |owner: &Box<[u8]>| {
+            let view = |owner: &[u8]| {
                 state::with(|state| state.locks.hold_view(at, owner, mode, token, now))
             };
-            holder.hold = holder.owner.as_ref().map(view);
+            holder.hold = holder.owner.as_deref().map(view);
         }
         report.queue = queue;
         reply::lock_report(ctx, &report);

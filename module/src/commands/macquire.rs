@@ -12,7 +12,7 @@
 
 use super::wait::{acquire, confirm, wait_if_allowed};
 use super::{
-    END, LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT, WANTED, named_by, names,
+    END, LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT, WANTED, name_user, names,
     user_naming,
 };
 use crate::driving::turn::Named;
@@ -40,7 +40,7 @@ impl Command for Macquire {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let mut request = request::MultiAcquire::parse(args.bytes())?;
         let user = user_naming(ctx, request.session);
-        request.session = named_by(request.session, user.as_ref());
+        name_user(&mut request.session, user.as_ref());
         wait_if_allowed(ctx, &mut request.wait_mode);
         let names = names(args, &request.keys)?;
         let given = Named::Several(&names, args.at(1)?);

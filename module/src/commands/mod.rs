@@ -128,14 +128,10 @@ fn user_naming(ctx: Ctx<'_>, session: Option<SessionRef<'_>>) -> Option<OwnedStr
 }
 
 /// Adds the calling user to a session's name.
-fn named_by<'a>(
-    session: Option<SessionRef<'a>>,
-    user: Option<&'a OwnedStr>,
-) -> Option<SessionRef<'a>> {
-    session.map(|session| SessionRef {
-        user: user_of(user),
-        ..session
-    })
+fn name_user<'a>(session: &mut Option<SessionRef<'a>>, user: Option<&'a OwnedStr>) {
+    if let Some(session) = session {
+        session.user = user_of(user);
+    }
 }
 
 /// The name of a user. Without a user it is empty. No user has an empty name, so a caller without a

@@ -8,7 +8,7 @@
 
 use super::wait::confirm;
 use super::{
-    END, LEASE_MS, NUMKEYS, OWNER, SESSION, SOME_KEYS, named_by, names, reply_number, user_naming,
+    END, LEASE_MS, NUMKEYS, OWNER, SESSION, SOME_KEYS, name_user, names, reply_number, user_naming,
 };
 use crate::driving::turn::Named;
 use crate::ffi::{Args, Command, Ctx, Keys, Spec};
@@ -32,7 +32,7 @@ impl Command for Mrenew {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let mut request = request::MultiRenew::parse(args.bytes())?;
         let user = user_naming(ctx, request.session);
-        request.session = named_by(request.session, user.as_ref());
+        name_user(&mut request.session, user.as_ref());
         let names = names(args, &request.keys)?;
         let given = Named::Several(&names, args.at(1)?);
         let renewed = reply_number(ctx, rlock_core::Command::MultiRenew(&request), given)?;

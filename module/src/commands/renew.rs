@@ -9,7 +9,7 @@
 
 use super::wait::confirm;
 use super::{
-    END, KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, WANTED, check_slot, named_by, reply_number,
+    END, KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, WANTED, check_slot, name_user, reply_number,
     user_naming,
 };
 use crate::driving::turn::Named;
@@ -35,7 +35,7 @@ impl Command for Renew {
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let mut request = request::Renew::parse(args.bytes())?;
         let user = user_naming(ctx, request.session);
-        request.session = named_by(request.session, user.as_ref());
+        name_user(&mut request.session, user.as_ref());
         check_slot(ctx, request.key, request.mode)?;
         let given = Named::One(args.at(1)?, args.at(2)?);
         let held = reply_number(ctx, rlock_core::Command::Renew(&request), given)?;

@@ -9,7 +9,7 @@ mod publish {
 
     enum_configuration! {
         /// The ways to send the unlock message, named as an operator writes them.
-        #[derive(Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Debug, Default, PartialEq, Eq)]
         #[allow(non_camel_case_types, reason = "the names are the option's values")]
         pub(crate) enum PublishMode {
             #[default]
@@ -27,7 +27,7 @@ mod replicate {
 
     enum_configuration! {
         /// The commands that tell of a new lock: one `RESTORE`, or `HSET` and `PEXPIREAT`.
-        #[derive(Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Debug, Default, PartialEq, Eq)]
         #[allow(non_camel_case_types, reason = "the names are the option's values")]
         pub(crate) enum ReplicateMode {
             #[default]

@@ -28,12 +28,13 @@ pub(crate) trait Blocking {
 pub(crate) fn block<B: Blocking>(ctx: Ctx<'_>) -> Option<Handle> {
     // Older servers get no such callback, and there CLIENT UNBLOCK answers 0.
     let on_reply: raw::RedisModuleCmdFunc = Some(on_reply::<B>);
-    let (on_timeout, on_forget) = (
-        on_reply.filter(|_| safe_to_unblock()),
-        Some(on_forget::<B> as _),
-    );
+    let on_timeout = on_reply.filter(|_| safe_to_unblock());
     let client = server!(RedisModule_BlockClient(
-        ctx.raw, on_reply, on_timeout, on_forget, 0
+        ctx.raw,
+        on_reply,
+        on_timeout,
+        Some(on_forget::<B>),
+        0
     ));
     if client.is_null() {
         return None;

@@ -83,7 +83,7 @@ pub(crate) struct Armed {
 pub(crate) struct Message {
     pub(crate) db: c_int,
     pub(crate) channel: OwnedStr,
-    /// Whether it is [`Words::write_unlocked`], and not [`Words::unlocked`].
+    /// Whether a writer has released the lock.
     pub(crate) is_of_writer: bool,
     pub(crate) kinds: &'static [Publish],
 }
@@ -96,8 +96,7 @@ pub(crate) struct Words {
     pub(crate) read: OwnedStr,
     pub(crate) write: OwnedStr,
     pub(crate) one: OwnedStr,
-    pub(crate) unlocked: OwnedStr,
-    pub(crate) write_unlocked: OwnedStr,
+    pub(crate) zero: OwnedStr,
     pub(crate) replace: OwnedStr,
     pub(crate) abs_ttl: OwnedStr,
 }
@@ -105,11 +104,7 @@ pub(crate) struct Words {
 impl Words {
     /// The text of an unlock message.
     pub(crate) fn unlock_message(&self, is_of_writer: bool) -> Str<'_> {
-        let text = if is_of_writer {
-            &self.write_unlocked
-        } else {
-            &self.unlocked
-        };
+        let text = if is_of_writer { &self.one } else { &self.zero };
         text.as_str()
     }
 }
@@ -123,8 +118,7 @@ impl Default for Words {
             read: OwnedStr::new(Value::Mode(Mode::Read).text().bytes()),
             write: OwnedStr::new(Value::Mode(Mode::Write).text().bytes()),
             one: OwnedStr::new(b"1"),
-            unlocked: OwnedStr::new(b"0"),
-            write_unlocked: OwnedStr::new(b"1"),
+            zero: OwnedStr::new(b"0"),
             replace: OwnedStr::new(b"REPLACE"),
             abs_ttl: OwnedStr::new(b"ABSTTL"),
         }
@@ -181,6 +175,8 @@ impl Granted {
     }
 }
 
+type OwnerAndName = (Rc<[u8]>, Rc<[u8]>);
+
 /// The clients with an undelivered grant.
 #[derive(Default)]
 pub(crate) struct Undelivered {
@@ -191,7 +187,7 @@ pub(crate) struct Undelivered {
     /// The first `indexed` clients, by owner and name of the lock: one owner may have thousands of
     /// undelivered grants, and confirm each. Built when a confirmation asks, which is rare, so that
     /// a hand-over does not pay for it.
-    by_owner: HashMap<(Rc<[u8]>, Rc<[u8]>), Vec<Handle>>,
+    by_owner: HashMap<OwnerAndName, Vec<Handle>>,
     indexed: usize,
 }
 

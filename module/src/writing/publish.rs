@@ -118,7 +118,7 @@ const MESSAGES_KEPT: usize = 64;
 
 /// The kinds of messages that are published.
 fn kinds(ctx: Ctx<'_>) -> &'static [Publish] {
-    match PUBLISH.with(|mode| *mode) {
+    match PUBLISH.with(|mode| mode.clone()) {
         PublishMode::auto if !ctx.in_cluster() => &[Publish::Classic],
         PublishMode::classic => &[Publish::Classic],
         PublishMode::sharded => &[Publish::Sharded],
