@@ -60,24 +60,11 @@ pub(crate) static WAKE_FAIR_QUEUE: AtomicBool = AtomicBool::new(false);
 
 /// `rlock.metrics-patterns`: the patterns of lock names for which INFO counts. Takes effect at
 /// once.
-static METRICS_PATTERNS: MetricsPatterns = MetricsPatterns;
+static METRICS_PATTERNS: ServerLocked<OwnedStr> = ServerLocked::new();
 
-/// Where `rlock.metrics-patterns` is kept.
-struct MetricsPatterns;
-
-static PATTERNS: ServerLocked<PatternsText> = ServerLocked::new();
-
-struct PatternsText(OwnedStr);
-
-impl Default for PatternsText {
-    fn default() -> Self {
-        Self(OwnedStr::new(b""))
-    }
-}
-
-impl ConfigurationValue<RedisString> for MetricsPatterns {
+impl ConfigurationValue<RedisString> for ServerLocked<OwnedStr> {
     fn get(&self, _ctx: &ConfigurationContext) -> RedisString {
-        PATTERNS.with(|text| text.0.as_option())
+        self.with(|text| text.as_option())
     }
 
     fn set(&self, _ctx: &ConfigurationContext, text: RedisString) -> Result<(), RedisError> {
@@ -87,20 +74,20 @@ impl ConfigurationValue<RedisString> for MetricsPatterns {
                  {PATTERN_LEN_MAX} bytes, separated by spaces"
             )));
         }
-        let kept = PatternsText(OwnedStr::new(text.as_slice()));
-        PATTERNS.with(|text| *text = kept);
+        let patterns = OwnedStr::new(text.as_slice());
+        self.with(|kept| *kept = patterns);
         Ok(())
     }
 }
 
 /// Frees the text: the module is being unloaded.
 pub(crate) fn clear() {
-    PATTERNS.clear();
+    METRICS_PATTERNS.clear();
 }
 
 /// The present value of `rlock.metrics-patterns`.
 pub(crate) fn metrics_patterns() -> Vec<u8> {
-    PATTERNS.with(|text| text.0.as_str().bytes().to_vec())
+    METRICS_PATTERNS.with(|text| text.as_str().bytes().to_vec())
 }
 
 /// The present values of the options of the log.
@@ -169,7 +156,7 @@ pub(crate) fn count(option: &AtomicI64) -> u32 {
 }
 
 /// An option whose values are words.
-impl<T: EnumConfigurationValue + Default + Send> ConfigurationValue<T> for ServerLocked<T> {
+impl<T: EnumConfigurationValue + Default> ConfigurationValue<T> for ServerLocked<T> {
     fn get(&self, _ctx: &ConfigurationContext) -> T {
         self.with(|value| value.clone())
     }

@@ -95,6 +95,9 @@ pub(crate) struct ServerLocked<T>(RefCell<Option<T>>);
 // the value at the same time.
 unsafe impl<T> Sync for ServerLocked<T> {}
 
+// SAFETY: the same.
+unsafe impl<T> Send for ServerLocked<T> {}
+
 impl<T: Default> ServerLocked<T> {
     pub(crate) const fn new() -> Self {
         Self(RefCell::new(None))

@@ -93,6 +93,12 @@ impl OwnedStr {
     }
 }
 
+impl Default for OwnedStr {
+    fn default() -> Self {
+        Self::new(b"")
+    }
+}
+
 impl Drop for OwnedStr {
     fn drop(&mut self) {
         server!(RedisModule_FreeString(ptr::null_mut(), self.0));
