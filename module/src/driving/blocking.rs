@@ -108,7 +108,7 @@ impl Blocking for Clients {
     }
 
     fn forget(handle: Handle) {
-        state::with(|state| state.blocked.remove(&handle));
+        state::with(|state| state.forget(handle));
     }
 }
 

@@ -12,6 +12,7 @@ use crate::writing::effects;
 use rlock_core::{
     CommandError, Effect, LockKey, Mode, Now, Outcome, Purpose, Read, Stored, Subject, Task, Turn,
 };
+use std::slice;
 
 /// The locks and the owner of a command, as the server's own strings.
 #[derive(Clone, Copy)]
@@ -111,7 +112,7 @@ impl Step<'_, '_, '_> {
         if let Some(not_here) = not_here(ctx, purpose, name) {
             return self.decide_and_tell(task, not_here);
         }
-        let (lock, now) = (OpenLock::open(ctx, name, access(purpose)), self.now);
+        let (mut lock, now) = (OpenLock::open(ctx, name, access(purpose)), self.now);
         let effects = match purpose {
             Purpose::Holders => {
                 let holders = lock.read(OpenLock::holders);
@@ -156,7 +157,7 @@ impl Step<'_, '_, '_> {
                 self.decide(task, read)
             }
         };
-        effects::carry_out(ctx, &mut [lock], owner, effects);
+        effects::carry_out(ctx, slice::from_mut(&mut lock), owner, effects);
     }
 
     /// Breaks a lock: reads it with all its holders.

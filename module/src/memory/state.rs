@@ -4,9 +4,10 @@ use crate::ffi::{Handle, OwnedStr, Publish, Scan, ServerLocked, Str, Timer};
 use rlock_core::guarded::Guarded;
 use rlock_core::{
     Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, NotGuarded, Now,
-    PERMITS_MODE, SessionId, Task, Turn, Value, WaitOutcome, WaiterId,
+    PERMITS_MODE, ROOM_KEPT, SessionId, Task, Turn, Value, WaitOutcome, WaiterId,
 };
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::rc::Rc;
 
@@ -125,8 +126,9 @@ impl Default for Words {
     }
 }
 
-/// Clients by their handles.
-type BlockedClients = BTreeMap<Handle, Blocked>;
+/// Clients by their handles. No client can choose its handle, so the map needs no hash that resists
+/// attacks, which would take longer than the work for the client.
+type BlockedClients = FxHashMap<Handle, Blocked>;
 
 /// A client that the server keeps blocked for us.
 pub(crate) enum Blocked {
@@ -258,6 +260,14 @@ impl State {
             self.own_event = None;
         }
         is_own
+    }
+
+    /// Forgets a client that the server keeps blocked no longer.
+    pub(crate) fn forget(&mut self, client: Handle) {
+        self.blocked.remove(&client);
+        if self.blocked.is_empty() {
+            self.blocked.shrink_to(ROOM_KEPT);
+        }
     }
 
     /// Takes a client's wait out of its record, when its block ends. A grant counts as undelivered
