@@ -14,12 +14,12 @@ use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::agenda::Job;
 use crate::memory::hold::{HoldIndex, SessionHold};
 use crate::memory::log::metrics::count;
-use crate::memory::state::{Locks, held_ms};
+use crate::memory::state::Locks;
 use crate::values::ids::{HoldId, RecordId, SessionId};
 use crate::values::known::Known;
 use crate::values::lock_key::LockRef;
 use crate::values::mode::{Kind, Mode};
-use crate::values::time::{Lease, NEVER, Now};
+use crate::values::time::{Lease, NEVER, Now, held_ms};
 use crate::values::token::Token;
 use std::rc::Rc;
 
@@ -141,14 +141,14 @@ impl Locks {
 impl Decision<'_> {
     pub(crate) fn count_grant(&mut self) {
         count(&mut self.locks.counters.grants);
-        if let Some(of) = self.locks.patterns.of(self.at.name) {
+        if let Some(of) = self.locks.table.patterns.of(self.at.name) {
             count(&mut of.grants);
         }
     }
 
     pub(crate) fn count_waited(&mut self, waited_ms: i64) {
         self.locks.counters.wait_ms.record(waited_ms);
-        if let Some(of) = self.locks.patterns.of(self.at.name) {
+        if let Some(of) = self.locks.table.patterns.of(self.at.name) {
             of.wait_ms.record(waited_ms);
         }
         count(&mut self.locks.counters.handovers);
@@ -159,7 +159,7 @@ impl Decision<'_> {
         if let Some(since) = token.and_then(|token| self.locks.tokens.minted_at(token)) {
             let held_ms = held_ms(since, self.now);
             self.locks.counters.hold_ms.record(held_ms);
-            if let Some(of) = self.locks.patterns.of(self.at.name) {
+            if let Some(of) = self.locks.table.patterns.of(self.at.name) {
                 of.hold_ms.record(held_ms);
             }
         }
@@ -314,7 +314,11 @@ impl Decision<'_> {
                 id
             }
             (Some(id), Some(session)) => {
+                let began = holds.began_at(id);
                 former = holds.rebind(id, session, token, since_us());
+                if let Some(record) = table.find(self.at) {
+                    table.note_hold(record, id, began, holds.began_at(id));
+                }
                 if let Some(former) = &former {
                     sessions.remove_hold(former.session, id);
                     sessions.add_hold(session, id);
@@ -334,6 +338,7 @@ impl Decision<'_> {
                 let owner = Rc::from(owner);
                 let added = holds.add(index, lock, owner, mode, session, token, since_us());
                 let Some(id) = added else { return };
+                table.note_hold(record, id, None, holds.began_at(id));
                 sessions.add_hold(session, id);
                 id
             }
@@ -379,7 +384,7 @@ impl Decision<'_> {
         let reason = reason.unwrap_or(by_time);
         let kind = EventKind::Lost(reason);
         count(&mut self.locks.counters.holds_lost);
-        if let Some(of) = self.locks.patterns.of(&hold.lock.name) {
+        if let Some(of) = self.locks.table.patterns.of(&hold.lock.name) {
             count(&mut of.lost);
         }
         self.log_lost(&hold, reason);

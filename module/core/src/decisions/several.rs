@@ -277,7 +277,7 @@ impl Locks {
         let Some(waiter) = granted else { return };
         let waited_ms = now.mono_ms.saturating_sub(waiter.since);
         for lock in several.locks.iter().skip(1) {
-            if let Some(of) = self.patterns.of(lock.name) {
+            if let Some(of) = self.table.patterns.of(lock.name) {
                 of.wait_ms.record(waited_ms);
             }
         }

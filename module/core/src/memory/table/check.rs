@@ -8,7 +8,7 @@
 
 use crate::memory::table::{LockRecord, LockTable, WaitQueue, Waiter, names_no_limit};
 use crate::values::few::Few;
-use crate::values::ids::{RecordId, WaiterId};
+use crate::values::ids::{HoldId, RecordId, WaiterId};
 use crate::values::mode::Mode;
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,6 +22,7 @@ struct Counts {
     pending: usize,
     leases_over: usize,
     looks: usize,
+    waits_began: usize,
 }
 
 impl LockTable {
@@ -33,6 +34,8 @@ impl LockTable {
             };
             self.check_record(id, record);
             let waiters = self.check_queue(id, &record.queue);
+            let is_noted = |of: &&Waiter| self.waits_began.contains(record.pattern, of.since, id);
+            assert!(waiters.first().is_none_or(is_noted), "{record:?}");
             counted.records += 1;
             counted.waiters += waiters.len();
             counted.wait_ends += waiters.iter().filter(|of| of.wait_end.is_some()).count();
@@ -40,6 +43,7 @@ impl LockTable {
             counted.pending += record.pending.len();
             counted.leases_over += usize::from(record.lease_over_at.is_some());
             counted.looks += usize::from(record.look_at.is_some());
+            counted.waits_began += usize::from(!waiters.is_empty());
         }
         let noted = Counts {
             records: self.databases.values().map(HashMap::len).sum(),
@@ -53,6 +57,7 @@ impl LockTable {
             pending: self.pending,
             leases_over: self.leases_over.len(),
             looks: self.looks.len(),
+            waits_began: self.waits_began.len(),
         };
         assert_eq!(counted, noted, "the records, and the table's own numbers");
         assert_eq!(self.waiters.len(), noted.waiters, "a waiter is in no queue");
@@ -127,6 +132,15 @@ impl LockTable {
         assert_eq!(place, Some(&id), "{waiter:?}");
         let end = waiter.wait_end;
         assert!(end.is_none_or(|end| self.wait_ends.contains(&(end, id))));
+    }
+
+    /// Asserts that the beginnings of these holds, of all sessions, are noted, and no others.
+    pub(crate) fn check_holds_began(&self, holds: &[(RecordId, HoldId, i64)]) {
+        for (id, hold, since_us) in holds {
+            let pattern = self.records.get(id.0).map_or(0, |record| record.pattern);
+            assert!(self.holds_began.contains(pattern, *since_us, *hold));
+        }
+        assert_eq!(self.holds_began.len(), holds.len(), "when holds began");
     }
 
     /// Whether the key of a lock is looked at again without a job.
