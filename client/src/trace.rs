@@ -1,5 +1,5 @@
 //! Spans and events for `tracing`, if the feature is on: the spans `wait`, `hold`, `renew` and
-//! `release`; events when a hold is lost, the session connection breaks and is there again, and
+//! `release`, at DEBUG, since each lock makes some; events when a hold is lost, the session connection breaks and is there again, and
 //! when a call has waited for long. All that knows of the feature is in this file.
 #![cfg_attr(
     not(feature = "tracing"),
@@ -19,12 +19,12 @@ pub(crate) struct Span {
     span: tracing::Span,
 }
 
-/// A [`Span`] with these fields, as `tracing::info_span!` takes them.
+/// A [`Span`] with these fields, as `tracing::debug_span!` takes them.
 macro_rules! span {
     ($($told:tt)*) => {
         Span {
             #[cfg(feature = "tracing")]
-            span: tracing::info_span!($($told)*),
+            span: tracing::debug_span!($($told)*),
         }
     };
 }
