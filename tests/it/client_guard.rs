@@ -84,8 +84,8 @@ async fn a_command_of_a_lost_guard_is_not_run_and_tells_that_it_is_lost() {
     }
 }
 
-/// Owner and token are known to others, as to the command of `rlock run`. The session is told of such
-/// a release; the next renewal comes after 100 s.
+/// Owner and token are known to others, as to the command of `rlock run`. The session is told of
+/// such a release; the next renewal comes after 100 s.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_that_another_connection_releases_in_its_owners_name_says_so_at_once() {
     let server = Server::start();

@@ -211,8 +211,8 @@ pub(crate) struct Run {
     #[arg(short = 'E', long, value_name = "NUMBER", default_value = "1")]
     pub(crate) conflict_exit_code: u8,
 
-    /// Say on standard error who holds the lock while it is waited for, and how long that took; on a
-    /// terminal the first is said after a second in any case
+    /// Say on standard error who holds the lock while it is waited for, and how long that took; on
+    /// a terminal the first is said after a second in any case
     #[arg(short, long)]
     pub(crate) verbose: bool,
 
