@@ -3,7 +3,7 @@
 use crate::clock;
 use crate::ffi::{self, InfoPage, InfoSection};
 use crate::memory::state;
-use rlock_core::{Histogram, PatternCounters};
+use rlock_core::{Histogram, Longest, PatternCounters};
 
 /// The section `rlock` of INFO.
 pub(crate) struct Section;
@@ -11,11 +11,20 @@ pub(crate) struct Section;
 impl InfoSection for Section {
     fn fill(page: &InfoPage) {
         let now = clock::now();
-        let (counters, gauges, delay_ms, patterns) = state::with(|state| {
+        let (counters, gauges, delay_ms, longest, patterns) = state::with(|state| {
             let locks = &state.locks;
             let delay_ms = locks.grant_delay_left_ms(now);
             let patterns = locks.pattern_counters().to_vec();
-            (*locks.counters(), locks.gauges(), delay_ms, patterns)
+            let patterns = patterns.into_iter().zip(locks.longest_by_pattern(now));
+            let patterns: Vec<_> = patterns.collect();
+            let longest = locks.longest(now);
+            (
+                *locks.counters(),
+                locks.gauges(),
+                delay_ms,
+                longest,
+                patterns,
+            )
         });
         let size = |size: usize| u64::try_from(size).unwrap_or(u64::MAX);
         page.number("grants", counters.grants);
@@ -42,21 +51,23 @@ impl InfoSection for Section {
         page.number("unacknowledged_events", size(gauges.unacknowledged_events));
         page.number("calls_refused", ffi::calls_refused());
         page.number("grant_delay_left_ms", u64::try_from(delay_ms).unwrap_or(0));
+        longest_now(page, longest);
         histogram(page, "wait_ms", &counters.wait_ms);
         histogram(page, "hold_ms", &counters.hold_ms);
-        for (number, counters) in (1..).zip(&patterns) {
-            pattern(page, number, counters);
+        for (number, (counters, longest)) in (1..).zip(&patterns) {
+            pattern(page, number, counters, *longest);
         }
     }
 }
 
 /// Three lines: the counters of a pattern, and its histograms.
-fn pattern(page: &InfoPage, number: u32, counters: &PatternCounters) {
+fn pattern(page: &InfoPage, number: u32, counters: &PatternCounters, longest: Longest) {
     page.line(&format!("pattern_{number}"), |page| {
         page.text("pattern", &shown(&counters.pattern));
         page.number("grants", counters.grants);
         page.number("waits", counters.waits);
         page.number("lost", counters.lost);
+        longest_now(page, longest);
     });
     histogram(
         page,
@@ -68,6 +79,12 @@ fn pattern(page: &InfoPage, number: u32, counters: &PatternCounters) {
         &format!("pattern_{number}_hold_ms"),
         &counters.hold_ms,
     );
+}
+
+fn longest_now(page: &InfoPage, longest: Longest) {
+    let ms = |ms: i64| u64::try_from(ms).unwrap_or(0);
+    page.number("longest_wait_ms", ms(longest.wait_ms));
+    page.number("longest_hold_ms", ms(longest.hold_ms));
 }
 
 /// A pattern as a field's value can hold it: a comma would end the value.

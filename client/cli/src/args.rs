@@ -192,6 +192,10 @@ pub(crate) struct Doctor {
 ///
 /// The command finds `RLOCK_NAME`, `RLOCK_TOKEN` and `RLOCK_OWNER` in its environment; with several
 /// names the first two have a line each. Times are 500ms, 30s, 5m, 2h; a bare number is seconds.
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is an option of the command line"
+)]
 #[derive(Args, Debug)]
 #[command(after_help = "Example: rlock run -n nightly-report -- ./report.sh --all")]
 pub(crate) struct Run {
@@ -206,6 +210,11 @@ pub(crate) struct Run {
     /// The exit status if the lock could not be acquired in time
     #[arg(short = 'E', long, value_name = "NUMBER", default_value = "1")]
     pub(crate) conflict_exit_code: u8,
+
+    /// Say on standard error who holds the lock while it is waited for, and how long that took; on
+    /// a terminal the first is said after a second in any case
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
 
     /// Take a read-write lock, together with other readers
     #[arg(short, long, conflicts_with = "exclusive")]
@@ -233,7 +242,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DUR", value_parser = parse)]
     pub(crate) grace: Option<Duration>,
 
-    /// Hold the lock at least so long, so that a short job does not run again where clocks differ
+    /// Hold the lock at least so long, so that a short job does not run again where clocks differ;
+    /// SIGTERM does not shorten it, SIGINT does; a killed rlock keeps it for the grace only
     #[arg(long, value_name = "DUR", value_parser = parse)]
     pub(crate) at_least: Option<Duration>,
 

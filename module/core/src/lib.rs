@@ -53,7 +53,7 @@ pub use memory::log::metrics::{Counters, Histogram};
 pub use memory::log::pattern::{PATTERN_LEN_MAX, PATTERNS_MAX, PatternCounters, are_patterns};
 pub use memory::session::{Attached, SessionLimits, SessionView};
 pub use memory::state::{HoldView, Locks};
-pub use memory::table::{Gauges, QueueView, WaiterView};
+pub use memory::table::{Gauges, Longest, QueueView, WaiterView};
 pub use turn::turn::{DECISIONS_MAX, Turn};
 pub use turn::waiting::{BlockedClient, Joined};
 pub use values::circle::Circle;

@@ -14,13 +14,13 @@ use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::agenda::Job;
 use crate::memory::hold::{HoldIndex, SessionHold};
 use crate::memory::log::metrics::count;
-use crate::memory::state::{Locks, held_ms};
+use crate::memory::state::Locks;
 use crate::values::ids::{HoldId, RecordId, SessionId};
 use crate::values::known::Known;
 use crate::values::lock_key::LockRef;
 use crate::values::mode::{Kind, Mode};
 use crate::values::must_exist::MustExist;
-use crate::values::time::{Lease, NEVER, Now};
+use crate::values::time::{Lease, NEVER, Now, held_ms};
 use crate::values::token::Token;
 use std::rc::Rc;
 
@@ -146,14 +146,14 @@ impl Decision<'_> {
 
     pub(crate) fn count_grant(&mut self) {
         count(&mut self.locks.counters.grants);
-        if let Some(of) = self.locks.patterns.of(self.at.name) {
+        if let Some(of) = self.locks.table.patterns.of(self.at.name) {
             count(&mut of.grants);
         }
     }
 
     pub(crate) fn count_waited(&mut self, waited_ms: i64) {
         self.locks.counters.wait_ms.record(waited_ms);
-        if let Some(of) = self.locks.patterns.of(self.at.name) {
+        if let Some(of) = self.locks.table.patterns.of(self.at.name) {
             of.wait_ms.record(waited_ms);
         }
         count(&mut self.locks.counters.handovers);
@@ -164,7 +164,7 @@ impl Decision<'_> {
         if let Some(since) = token.and_then(|token| self.locks.tokens.minted_at(token)) {
             let held_ms = held_ms(since, self.now);
             self.locks.counters.hold_ms.record(held_ms);
-            if let Some(of) = self.locks.patterns.of(self.at.name) {
+            if let Some(of) = self.locks.table.patterns.of(self.at.name) {
                 of.hold_ms.record(held_ms);
             }
         }
@@ -300,7 +300,12 @@ impl Decision<'_> {
             return;
         }
         let since_us = token.and_then(|token| self.locks.tokens.granted_at(token));
+        let began = known.and_then(|id| self.locks.holds.began_at(id));
         let former = known.and_then(|id| self.locks.holds.rebind(id, session, token, since_us));
+        if let (Some(id), Some(record)) = (known, self.locks.table.find(self.at)) {
+            let begins = self.locks.holds.began_at(id);
+            self.locks.table.note_hold(record, id, began, begins);
+        }
         let id = known.or_else(|| self.add_hold(owner, mode, session?, token, since_us));
         let Some(id) = id else { return };
         let ends_at = ends_at.filter(|end| *end != NEVER);
@@ -327,6 +332,7 @@ impl Decision<'_> {
         let index = table.holds_mut(record).must_exist()?;
         let owner = Rc::from(owner);
         let id = holds.add(index, lock, owner, mode, session, token, since_us)?;
+        table.note_hold(record, id, None, since_us);
         self.locks.sessions.add_hold(session, id);
         Some(id)
     }
@@ -358,7 +364,7 @@ impl Decision<'_> {
         let reason = reason.unwrap_or(by_time);
         let kind = EventKind::Lost(reason);
         count(&mut self.locks.counters.holds_lost);
-        if let Some(of) = self.locks.patterns.of(&hold.lock.name) {
+        if let Some(of) = self.locks.table.patterns.of(&hold.lock.name) {
             count(&mut of.lost);
         }
         self.log_lost(&hold, reason);

@@ -236,7 +236,7 @@ impl Decision<'_> {
         let Some(waiter) = granted else { return };
         let waited_ms = self.now.mono_ms.saturating_sub(waiter.since);
         for lock in several.locks.iter().skip(1) {
-            if let Some(of) = self.locks.patterns.of(lock.name) {
+            if let Some(of) = self.locks.table.patterns.of(lock.name) {
                 of.wait_ms.record(waited_ms);
             }
         }

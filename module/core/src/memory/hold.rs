@@ -100,6 +100,11 @@ impl SessionHolds {
         self.arena.get(id.0)
     }
 
+    /// When the hold began, in microseconds of the wall clock, if that is known.
+    pub(crate) fn began_at(&self, id: HoldId) -> Option<i64> {
+        self.get(id)?.since_us
+    }
+
     /// Adds a hold of a session, also to its lock's index. None only if there are four billion
     /// already.
     #[allow(clippy::too_many_arguments, reason = "what a hold is made of")]

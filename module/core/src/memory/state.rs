@@ -11,15 +11,17 @@ use crate::memory::grant_delay::GrantDelay;
 use crate::memory::hold::{HoldIndex, SessionHold, SessionHolds};
 use crate::memory::log::event_log::{EventLog, LogEntry, LogLines, LogOptions};
 use crate::memory::log::metrics::{Counters, count};
-use crate::memory::log::pattern::{PatternCounters, Patterns};
+use crate::memory::log::pattern::PatternCounters;
 use crate::memory::multi_waits::MultiWaits;
 use crate::memory::pending::PendingRelease;
 use crate::memory::session::{SessionView, Sessions};
-use crate::memory::table::{Gauges, LockTable, QueueView, ReplyTarget, Waiter, WaiterView};
+use crate::memory::table::{
+    Gauges, LockTable, Longest, QueueView, ReplyTarget, Waiter, WaiterView,
+};
 use crate::values::ids::{HoldId, RecordId, SessionId, WaiterId};
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
-use crate::values::time::Now;
+use crate::values::time::{Now, held_ms};
 use crate::values::token::{Token, TokenMint};
 use std::rc::Rc;
 
@@ -34,12 +36,6 @@ pub struct HoldView {
     pub client_id: Option<u64>,
 }
 
-/// How long ago this moment of the wall clock was, in milliseconds.
-pub(crate) fn held_ms(since_us: i64, now: Now) -> i64 {
-    let held_us = now.wall_us.saturating_sub(since_us);
-    held_us.div_euclid(1000).max(0)
-}
-
 /// All state about locks that is not in the keyspace.
 #[derive(Debug, Default)]
 pub struct Locks {
@@ -52,7 +48,6 @@ pub struct Locks {
     pub(crate) tokens: TokenMint,
     pub(crate) grant_delay: GrantDelay,
     pub(crate) counters: Counters,
-    pub(crate) patterns: Patterns,
     pub(crate) log: EventLog,
     pub(crate) log_lines: LogLines,
     /// Grows with each decision: a reading from before the last decision is out of date.
@@ -286,6 +281,7 @@ impl Locks {
         let index = record.and_then(|record| self.table.holds_mut(record));
         let hold = self.holds.remove(index, id)?;
         if let Some(record) = record {
+            self.table.note_hold(record, id, hold.since_us, None);
             self.table.close_if_idle(record);
         }
         self.sessions.remove_hold(hold.session, id);
@@ -306,12 +302,32 @@ impl Locks {
 
     /// The counters by patterns of lock names.
     pub fn pattern_counters(&self) -> &[PatternCounters] {
-        self.patterns.counters()
+        self.table.patterns.counters()
     }
 
     /// Counts by these patterns, separated by spaces, from now on.
     pub fn set_metrics_patterns(&mut self, patterns: &[u8]) {
-        self.patterns.set(patterns);
+        self.table.set_patterns(patterns, &self.holds_began());
+    }
+
+    /// When the holds of sessions began, in microseconds of the wall clock, as far as is known.
+    pub(crate) fn holds_began(&self) -> Vec<(RecordId, HoldId, i64)> {
+        let began = |id: HoldId| {
+            let hold = self.holds.get(id)?;
+            Some((self.table.find(hold.lock.as_ref())?, id, hold.since_us?))
+        };
+        self.holds.all().into_iter().filter_map(began).collect()
+    }
+
+    /// The longest present wait and hold.
+    pub fn longest(&self, now: Now) -> Longest {
+        self.table.longest(None, now)
+    }
+
+    /// The same of the locks that count for a pattern, in the order of the patterns.
+    pub fn longest_by_pattern(&self, now: Now) -> impl Iterator<Item = Longest> + '_ {
+        let patterns = 1..=self.pattern_counters().len();
+        patterns.map(move |pattern| self.table.longest(Some(pattern), now))
     }
 
     /// The number of waiters, sessions, holds and so on.

@@ -12,16 +12,18 @@ use crate::interface::depth::ReadDepth;
 use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::deadlines::Deadlines;
 use crate::memory::hold::HoldIndex;
+use crate::memory::log::ages::Ages;
+use crate::memory::log::pattern::Patterns;
 use crate::memory::pending::PendingRelease;
 use crate::memory::position::Positions;
 use crate::values::arena::Arena;
 use crate::values::few::Few;
-use crate::values::ids::{MultiId, RecordId, SessionId, WaiterId};
+use crate::values::ids::{HoldId, MultiId, RecordId, SessionId, WaiterId};
 use crate::values::limits::ROOM_KEPT;
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
 use crate::values::must_exist::MustExist;
-use crate::values::time::{Lease, Now, Wait, earlier};
+use crate::values::time::{Lease, Now, Wait, earlier, held_ms};
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -124,6 +126,8 @@ impl WaitQueue {
 #[derive(Debug, Default)]
 struct LockRecord {
     lock: LockKey,
+    /// The number of the pattern that its name matches.
+    pattern: usize,
     queue: WaitQueue,
     holds: HoldIndex,
     /// Holds that must end before anything else is decided at this lock.
@@ -198,6 +202,13 @@ pub(crate) struct LockTable {
     no_look_before: i64,
     /// After how many milliseconds a wait is long; 0 is never.
     pub(crate) long_after_ms: i64,
+    /// The patterns by which locks are counted.
+    pub(crate) patterns: Patterns,
+    /// When the first waiter of each queue began to wait, monotonic, in milliseconds.
+    waits_began: Ages<RecordId>,
+    /// When the holds of sessions began, in microseconds of the wall clock. A hold whose beginning
+    /// is not known is left out.
+    holds_began: Ages<HoldId>,
     /// How many queues are not empty.
     pub(crate) queues: usize,
     /// How many pending releases there are.
@@ -220,6 +231,15 @@ pub struct Gauges {
     /// Pending releases: holds that must end because their session ended, or because their grant
     /// could not be delivered.
     pub pending_releases: usize,
+}
+
+/// The longest present wait and hold, in milliseconds; 0 if there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Longest {
+    /// How long the waiter that has waited longest has waited.
+    pub wait_ms: i64,
+    /// How long the hold of a session that has lasted longest has lasted.
+    pub hold_ms: i64,
 }
 
 /// A queue as LIST shows it.
@@ -307,6 +327,7 @@ impl LockTable {
         let lock = LockKey::from(lock);
         let (db, name) = (lock.db, Rc::clone(&lock.name));
         let id = RecordId(self.records.insert(LockRecord {
+            pattern: self.patterns.number(&name),
             lock,
             ..LockRecord::default()
         })?);
@@ -446,6 +467,58 @@ impl LockTable {
     /// after removing one.
     pub(crate) fn holds_mut(&mut self, id: RecordId) -> Option<&mut HoldIndex> {
         self.records.get_mut(id.0).map(|record| &mut record.holds)
+    }
+
+    // --- The longest wait and hold ---------------------------------------------------------------
+
+    /// A session's hold of this lock begins, ends, or is a later one.
+    pub(crate) fn note_hold(
+        &mut self,
+        id: RecordId,
+        hold: HoldId,
+        before: Option<i64>,
+        after: Option<i64>,
+    ) {
+        if before == after {
+            return;
+        }
+        let pattern = self.records.get(id.0).map_or(0, |record| record.pattern);
+        if let Some(since_us) = before {
+            self.holds_began.remove(pattern, since_us, hold);
+        }
+        if let Some(since_us) = after {
+            self.holds_began.insert(pattern, since_us, hold);
+        }
+    }
+
+    /// Counts by these patterns. The present holds of sessions have begun at these moments.
+    pub(crate) fn set_patterns(&mut self, patterns: &[u8], holds: &[(RecordId, HoldId, i64)]) {
+        self.patterns.set(patterns);
+        (self.waits_began, self.holds_began) = (Ages::default(), Ages::default());
+        for id in self.in_database(None) {
+            let first = self.first(id).map(|(_, first)| first.since);
+            if let Some(record) = self.records.get_mut(id.0) {
+                record.pattern = self.patterns.number(&record.lock.name);
+                if let Some(since) = first {
+                    self.waits_began.insert(record.pattern, since, id);
+                }
+            }
+        }
+        for (id, hold, since_us) in holds {
+            self.note_hold(*id, *hold, None, Some(*since_us));
+        }
+    }
+
+    /// The longest wait and hold of the locks with this pattern's number, or of all.
+    pub(crate) fn longest(&self, pattern: Option<usize>, now: Now) -> Longest {
+        let (wait, hold) = (
+            self.waits_began.earliest(pattern),
+            self.holds_began.earliest(pattern),
+        );
+        Longest {
+            wait_ms: wait.map_or(0, |since| now.mono_ms.saturating_sub(since)),
+            hold_ms: hold.map_or(0, |since_us| held_ms(since_us, now)),
+        }
     }
 
     // --- Finding waiters -------------------------------------------------------------------------
@@ -616,7 +689,8 @@ impl LockTable {
         if let Some(last) = last.and_then(|last| self.waiters.get_mut(last.0).must_exist()) {
             last.behind = Some(id);
         }
-        let queue = &mut self.records.get_mut(record_id.0).must_exist()?.queue;
+        let record = self.records.get_mut(record_id.0).must_exist()?;
+        let (pattern, queue) = (record.pattern, &mut record.queue);
         queue.first = queue.first.or(Some(id));
         queue.last = Some(id);
         if let Some(waiter) = self.waiters.get(id.0).must_exist() {
@@ -626,6 +700,7 @@ impl LockTable {
         queue.positions.joined(order);
         if queue.length == 1 {
             self.queues = self.queues.saturating_add(1);
+            self.waits_began.insert(pattern, now.mono_ms, record_id);
         }
         if queue.unnoted.is_none() {
             queue.unnoted = Some(id);
@@ -657,6 +732,13 @@ impl LockTable {
         let mut waiter = self.waiters.remove(id.0)?;
         self.wait_ends.set(id, &mut waiter.wait_end, None);
         let record = self.records.get_mut(waiter.record.0).must_exist()?;
+        if waiter.ahead.is_none() {
+            let (began, pattern) = (&mut self.waits_began, record.pattern);
+            began.remove(pattern, waiter.since, waiter.record);
+            if let Some(next) = waiter.behind.and_then(|next| self.waiters.get(next.0)) {
+                began.insert(pattern, next.since, waiter.record);
+            }
+        }
         let queue = &mut record.queue;
         match waiter.ahead.and_then(|ahead| self.waiters.get_mut(ahead.0)) {
             Some(ahead) => ahead.behind = waiter.behind,

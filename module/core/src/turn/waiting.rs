@@ -244,7 +244,7 @@ impl Locks {
         now: Now,
     ) -> Option<WaiterId> {
         let (waiter, queue) = self.table.join(lock, newcomer, now)?;
-        if let Some(of) = self.patterns.of(lock.name) {
+        if let Some(of) = self.table.patterns.of(lock.name) {
             count(&mut of.waits);
         }
         // If this wait knows of no end, an end that the queue was told before stays.

@@ -8,7 +8,7 @@
 
 use crate::memory::table::{LockRecord, LockTable, WaitQueue, Waiter, names_no_limit};
 use crate::values::few::Few;
-use crate::values::ids::{RecordId, WaiterId};
+use crate::values::ids::{HoldId, RecordId, WaiterId};
 use crate::values::mode::Mode;
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,11 +18,17 @@ impl LockTable {
         for (id, record) in self.records.iter() {
             self.check_record(RecordId(id), record);
             let walked = self.check_queue(RecordId(id), &record.queue);
+            let is_noted = |of: &Waiter| {
+                let began = &self.waits_began;
+                began.contains(record.pattern, of.since, RecordId(id))
+            };
+            assert!(walked.first().is_none_or(|of| is_noted(of)), "{record:?}");
             waiters += walked.len();
             queues += usize::from(!walked.is_empty());
             pending += record.pending.len();
         }
         assert_eq!((self.queues, self.pending), (queues, pending));
+        assert_eq!(self.waits_began.len(), queues, "when waits began");
         let named = self.databases.values().map(HashMap::len);
         assert_eq!(self.records.len(), named.sum(), "a record has no name");
         let places = self.waits.values().map(|places| places.iter().count());
@@ -98,6 +104,15 @@ impl LockTable {
         let place = self.waits.get(&waiter.owner);
         let place = place.and_then(|places| places.get(&waiter.record));
         assert_eq!(place, Some(&id), "{waiter:?}");
+    }
+
+    /// Asserts that the beginnings of these holds, of all sessions, are noted, and no others.
+    pub(crate) fn check_holds_began(&self, holds: &[(RecordId, HoldId, i64)]) {
+        for (id, hold, since_us) in holds {
+            let pattern = self.records.get(id.0).map_or(0, |record| record.pattern);
+            assert!(self.holds_began.contains(pattern, *since_us, *hold));
+        }
+        assert_eq!(self.holds_began.len(), holds.len(), "when holds began");
     }
 
     /// Whether the key of a lock is looked at again without a job.
