@@ -103,8 +103,8 @@ impl Decision<'_> {
         then
     }
 
-    /// Ends the owner's hold in this mode, whatever its count. Returns also the hold's record, if it
-    /// belonged to a session.
+    /// Ends the owner's hold in this mode, whatever its count. Returns also the hold's record, if
+    /// it belonged to a session.
     pub(crate) fn end_hold(
         &mut self,
         stored: &Stored,

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-/// Ids by the moments at which they are due, the nearest first. The value of an id stores its moment
-/// as well, in a field that is passed here: the two change together.
+/// Ids by the moments at which they are due, the nearest first. The value of an id stores its
+/// moment as well, in a field that is passed here: the two change together.
 #[derive(Debug)]
 pub(crate) struct Deadlines<I>(BTreeSet<(i64, I)>);
 

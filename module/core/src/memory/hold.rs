@@ -135,9 +135,9 @@ impl SessionHolds {
         Some(id)
     }
 
-    /// Gives the hold to this session, and sets its token. If no session is named, it stays with its
-    /// own, and without a token the former one stays. Returns the hold as it was, if it belonged to
-    /// another session.
+    /// Gives the hold to this session, and sets its token. If no session is named, it stays with
+    /// its own, and without a token the former one stays. Returns the hold as it was, if it
+    /// belonged to another session.
     pub(crate) fn rebind(
         &mut self,
         id: HoldId,

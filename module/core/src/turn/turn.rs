@@ -65,8 +65,8 @@ pub struct Turn<'a> {
     pub(super) looks: usize,
     /// How often a reading was out of date.
     pub(super) outdated: usize,
-    /// Whether the timer looked for a session's hold first when it was asked last. Next it looks for
-    /// a queue first.
+    /// Whether the timer looked for a session's hold first when it was asked last. Next it looks
+    /// for a queue first.
     pub(super) were_holds_first: bool,
 }
 
