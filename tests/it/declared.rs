@@ -516,13 +516,14 @@ fn a_module_with_arguments_is_not_loaded_and_the_log_says_why() {
         ],
         &["LOAD", &path, "rlock.publish", "both"],
         &["LOAD", &path, ""],
+        &["LOAD", &path, "%n%s"],
     ] {
         let command = [&["MODULE"], arguments].concat();
         assert!(conn.cmd(&command).is_error(), "{arguments:?}");
         assert!(conn.run("RLOCK.LIST").is_error(), "{arguments:?}");
         assert!(conn.run("CONFIG GET rlock.*").array().is_empty());
     }
-    for word in ["x", "publish", "rlock.publish", ""] {
+    for word in ["x", "publish", "rlock.publish", "", "%n%s"] {
         let said = format!("rlock takes no arguments, and '{word}' is one: options are lines");
         assert!(server.log().contains(&said), "{word}: {}", server.log());
     }

@@ -1,4 +1,4 @@
-//! What we call on the server: changes for replicas, messages, events, questions.
+//! Our calls to the server: changes for replicas, messages, events, questions.
 
 use super::needed::{
     CLIENT, DELETE, EXIST, PUBLISH, SPUBLISH, WRITE_NOTHING, call_was_refused, check_replicated,

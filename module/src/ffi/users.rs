@@ -27,7 +27,7 @@ impl Ctx<'_> {
     }
 
     /// Tells which keys the caller may read. Without a user these are all: another module can make
-    /// such a call, and the server lets that module read every key. A user whom a module has made
+    /// such a call, and the server lets that module read every key. A user that a module has made
     /// is not in the ACL, so its permissions are not known: it may read none.
     pub(crate) fn may_read(self) -> impl Fn(&[u8]) -> bool {
         let (context, user) = (self.context(), self.user_name());
