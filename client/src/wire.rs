@@ -7,13 +7,13 @@ use endpoint::Certificates;
 
 mod dial;
 pub(crate) use dial::Dialer;
-use dial::{Pushes, Socket};
+use dial::{Reply, Socket};
 
 mod sentinel;
 use sentinel::Sentinels;
 
 mod connection;
-use connection::{Answered, Connection, Replies, Values};
+use connection::Connection;
 
 mod connector;
 pub(crate) use connector::Connector;
@@ -25,7 +25,6 @@ mod session;
 pub(crate) use session::{Confidence, Session};
 
 mod command;
-use command::Expected;
 pub(crate) use command::{Manner, Outcome, Request, Sending};
 
 mod listener;

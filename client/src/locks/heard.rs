@@ -9,7 +9,7 @@ use crate::error::{Code, Error};
 use crate::locks::acquire::Next;
 use crate::locks::{CallId, Context, Hold, Phase, State, renew};
 use crate::topology::{Moves, slot_of};
-use crate::wire::{Event, Listener, News, Request, Session, What};
+use crate::wire::{Event, Listener, Manner, News, Request, Session, What};
 use crate::{Backoff, task};
 
 impl Listener for Context {
@@ -46,20 +46,23 @@ impl Listener for Context {
     }
 
     fn redirected(&self, session: &Arc<Session>, mut request: Request, error: Error) {
+        if request.manner == Manner::Asks {
+            return request.fail(error);
+        }
         let there = self.router.redirected(&error);
-        let is_lost = request.expected.hops > HOPS;
+        let is_lost = request.hops > HOPS;
         if let Some(route) = there.filter(|_| !is_lost) {
             request = request.asking(route.asking);
             return route.node.link.send(request);
         }
-        let name = Arc::clone(&request.expected.name);
+        let name = Arc::clone(&request.name);
         if error.code() == Code::Elsewhere && !self.router.is_home(session, &name) {
             return self.router.home(&name).link.send(request.asking(false));
         }
         // Nobody knows yet, or two that have not yet heard of a move send it to each other.
         let context = self.this.clone();
         self.background.runtime.spawn(task(async move {
-            sleep(Backoff::after(request.expected.hops)).await;
+            sleep(Backoff::after(request.hops)).await;
             match context.upgrade() {
                 Some(context) => context.router.home(&name).link.send(request.asking(false)),
                 None => request.fail(Error::shut_down()),

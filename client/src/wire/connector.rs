@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, ConnectionInfo, Value};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use redis::aio::SendError;
+use redis::{Cmd, ConnectionInfo, PushInfo, Value};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep};
 
 use crate::error::{Code, Error};
 use crate::part;
-use crate::wire::connection::{Latest, within};
+use crate::wire::connection::Latest;
 use crate::wire::endpoint::{address, at, read, with_port};
 use crate::wire::reply::{is_replica, read_by};
 use crate::wire::{Address, Connection, Dialer, Sentinels, request};
@@ -36,7 +37,7 @@ impl Connector {
             certificates.client(info)
         });
         let (server, sentinels) = (read(url)?, sentinels.collect::<Result<_, _>>()?);
-        let sentinels = Sentinels::new(sentinels, address(&server).host, dialer);
+        let sentinels = Sentinels::new(sentinels, &address(&server).host, dialer);
         let connector = Self {
             server,
             sentinels: Arc::new(sentinels),
@@ -89,9 +90,8 @@ impl Connector {
     ) -> Result<T, Error> {
         let client = self.find().await?;
         let limit = self.dialer.response_timeout;
-        let (mut socket, _) = self.dialer.open(&client, Some(limit)).await?;
-        let reply = socket.redis.send_packed_command(&cmd);
-        read_by(within(limit, reply).await, read)
+        let socket = self.dialer.open(&client, Some(limit), ignored).await?;
+        read_by(socket.ask(cmd, limit).await, read)
     }
 
     /// Looks up where the server is and connects to it, if it is a primary.
@@ -107,11 +107,11 @@ impl Connector {
     async fn reach(&self, client: &redis::Client, asked: Instant) -> Result<Connection, Error> {
         // Both together have the time of one answer.
         let (limit, began) = (self.dialer.response_timeout, Instant::now());
-        let (mut socket, pushes) = self.dialer.open(client, Some(limit)).await?;
+        let (sender, pushes) = mpsc::unbounded_channel();
+        let socket = self.dialer.open(client, Some(limit), sender).await?;
         let hello = request::hello(self.dialer.label.as_deref());
-        let answer = socket.redis.send_packed_command(&hello);
-        let answer = within(limit.saturating_sub(began.elapsed()), answer).await;
-        let answer = answer.map_err(Error::unasked)?;
+        let answer = socket.ask(hello, limit.saturating_sub(began.elapsed()));
+        let answer = answer.await.map_err(Error::unasked)?;
         let address: Arc<str> = client.get_connection_info().addr().to_string().into();
         if is_replica(&answer) {
             return Err(Error::from_text(&format!(
@@ -148,53 +148,41 @@ impl Connector {
     /// majority names another twice in a row, and that one is a primary or cannot be reached, the
     /// connections to the old one are given up: the new one may grant the same locks to other
     /// clients. If the named server is still a replica, nothing changes until the next question.
+    /// While no server is in use there is none to give up: whoever connects asks then.
     ///
     /// Sentinels that do not answer `within` this time count as silent. While the others do not
     /// agree yet, a silent one would otherwise delay the next question.
-    ///
-    /// Returns whether the server was given up for another.
-    pub(crate) async fn ask_sentinels(&self, within: Duration) -> bool {
+    pub(crate) async fn ask_sentinels(&self, within: Duration) {
         let (within, asked) = (self.dialer.response_timeout.min(within), Instant::now());
-        let client = self.named_otherwise(within).await;
-        let Some(client) = client else { return false };
-        let before = self.latest.borrow().clone();
-        // While no server is in use, connecting calls ask the sentinels too, and give a stalled
-        // server the time of a reply. Waiting for it here as well would put off the next question,
-        // and would take the server into use if it resumes after it was replaced.
-        let limit = before.found.is_none().then_some(within);
-        let reached = timeout(limit.unwrap_or(Duration::MAX), self.reach(&client, asked));
-        match reached.await {
-            Err(_) => false,
-            Ok(Ok(there)) => before.found.is_some() && !before.is(&there.address),
-            Ok(Err(error)) if error.code() == Code::ReadOnly => {
-                self.sentinels.forget();
-                false
-            }
-            Ok(Err(_)) => {
-                self.has_found(None, asked);
-                true
-            }
+        let Some(client) = self.named_otherwise(within).await else {
+            return;
+        };
+        match self.reach(&client, asked).await {
+            Err(error) if error.code() == Code::ReadOnly => self.sentinels.forget(),
+            Err(_) => self.has_found(None, asked),
+            Ok(_) => {}
         }
     }
 
-    /// The server that a majority names twice in a row, if it is not the one that was reached last.
+    /// The server that a majority names twice in a row, if it is not the one in use.
     async fn named_otherwise(&self, within: Duration) -> Option<redis::Client> {
         let other = async || {
+            let used = self.latest.borrow().found.clone()?;
             // However late each of them answers within this time.
             let (named, by_most) = self.sentinels.primary(within, within).await.ok()?;
-            (by_most && !self.is_at(&named)).then_some(named)
+            (by_most && *used != *self.other(&named).shown()).then_some(named)
         };
         let first = other().await?;
         sleep(AGAIN_AFTER).await;
         let again = other().await.filter(|again| *again == first)?;
         self.client_of(&again).ok()
     }
+}
 
-    /// Whether the server that was reached last was found at this address.
-    pub(crate) fn is_at(&self, address: &Address) -> bool {
-        let latest = self.latest.borrow();
-        latest.is(&self.other(address).shown())
-    }
+/// No push message is of interest.
+#[expect(clippy::unnecessary_wraps, reason = "what the library calls")]
+fn ignored(_: PushInfo) -> Result<(), SendError> {
+    Ok(())
 }
 
 /// Sentinels that do not agree yet are given this time to say something else: connections must not
@@ -242,7 +230,12 @@ mod tests {
         ];
         let place = place("redis://my_Service/3", &sentinels).expect("it can be read");
         assert_eq!(&*place.address().host, "my_Service");
-        let addresses: Vec<_> = place.sentinels.clients().map(shown).collect();
+        let addresses: Vec<_> = place
+            .sentinels
+            .all
+            .iter()
+            .map(|one| shown(&one.client))
+            .collect();
         assert_eq!(addresses, ["one:26379", "two:1234", "::1:26379"]);
     }
 

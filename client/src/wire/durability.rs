@@ -9,14 +9,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Cmd;
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use redis::{Cmd, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, mpsc, oneshot};
-use tokio::time::timeout;
 
-use crate::wire::connection::Batch;
 use crate::wire::reply::{read_by, read_copied, read_renewed};
-use crate::wire::{Connection, Connector, Durability, Values, request};
+use crate::wire::{Connection, Connector, Durability, request};
 use crate::{Error, ErrorKind, PAUSE_MAX, Pace, task};
 
 impl Durability {
@@ -46,7 +46,7 @@ pub(crate) struct Acknowledger {
 type Queue = mpsc::UnboundedReceiver<Request>;
 
 struct Request {
-    renewal: Cmd,
+    renewal: Arc<Cmd>,
     reply: oneshot::Sender<Result<Acknowledged, Error>>,
 }
 
@@ -75,6 +75,7 @@ impl Acknowledger {
         renewal: Cmd,
     ) -> impl Future<Output = Result<Acknowledged, Error>> + use<> {
         let (reply, answer) = oneshot::channel();
+        let renewal = Arc::new(renewal);
         // If the task is gone, so is the runtime; the dropped `reply` then tells the caller.
         let _ = self.requests.send(Request { renewal, reply });
         async { answer.await.unwrap_or_else(|_| Err(Error::shut_down())) }
@@ -100,7 +101,8 @@ async fn run(
             continue;
         }
         // A connection that is not known to be broken is used again.
-        let connection = if let Some(good) = present.take().filter(|one| !one.is_over()) {
+        present.take_if(|one| one.over().now_or_never().is_some());
+        let connection = if let Some(good) = present.take() {
             Ok(good)
         } else {
             pace.keep(PAUSE_MAX).await;
@@ -117,7 +119,7 @@ async fn run(
             let answer = asked.as_ref().map_err(Error::clone);
             let answer = answer.and_then(|(renewed, by_enough)| {
                 let reply = renewed.get(place).cloned();
-                let reply = reply.ok_or_else(|| Error::no_reply(None));
+                let reply = reply.unwrap_or_else(|| Err(Error::no_reply(None)));
                 Ok((read_by(reply, read_renewed)?, by_enough.clone()))
             });
             // A caller that has dropped its future does not keep the lock either.
@@ -132,16 +134,15 @@ async fn ask(
     durability: Durability,
     limit: Duration,
     batch: &[Request],
-) -> Result<(Values, Result<(), Error>), Error> {
-    let renewals = batch.iter().map(|one| one.renewal.clone());
-    let mut calls: Vec<_> = renewals.map(|renewal| (renewal, false)).collect();
-    calls.push((request::wait_for_copies(durability), false));
-    let asked = connection.ask(Arc::new(Batch::new(calls.into_iter())), None);
-    let answer = timeout(limit, asked).await;
-    let mut replies = answer.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
-    let copied = replies.pop().ok_or_else(|| Error::no_reply(None));
-    let (local, replicas) = read_by(copied, read_copied).map_err(Error::of_wait)?;
-    Ok((replies, durability.check(local, replicas)))
+) -> Result<(Vec<Result<Value, Error>>, Result<(), Error>), Error> {
+    let socket = &connection.socket;
+    let renewals = batch.iter();
+    let renewals = renewals.map(|one| socket.send(&one.renewal, false, None));
+    let renewals: Vec<_> = renewals.collect();
+    let copied = socket.ask(request::wait_for_copies(durability), limit);
+    let (local, replicas) = read_by(copied.await, read_copied).map_err(Error::of_wait)?;
+    // Replies come in the order of the commands.
+    Ok((join_all(renewals).await, durability.check(local, replicas)))
 }
 
 #[cfg(test)]
