@@ -12,10 +12,8 @@ use dial::{Reply, Socket};
 mod sentinel;
 use sentinel::Sentinels;
 
-mod connection;
-use connection::Connection;
-
 mod connector;
+use connector::Connection;
 pub(crate) use connector::Connector;
 
 pub(crate) mod sentinel_watch;
@@ -28,7 +26,7 @@ mod command;
 pub(crate) use command::{Manner, Outcome, Request, Sending};
 
 mod listener;
-pub(crate) use listener::{Listener, News};
+pub(crate) use listener::Listener;
 
 pub(crate) mod listening;
 

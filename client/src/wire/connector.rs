@@ -1,19 +1,18 @@
 //! Finding a server and connecting to it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::aio::SendError;
 use redis::{Cmd, ConnectionInfo, PushInfo, Value};
-use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
 use crate::error::{Code, Error};
-use crate::part;
-use crate::wire::connection::Latest;
 use crate::wire::endpoint::{address, at, read, with_port};
 use crate::wire::reply::{is_replica, read_by};
-use crate::wire::{Address, Connection, Dialer, Sentinels, request};
+use crate::wire::{Address, Dialer, Sentinels, Socket, request};
+use crate::{locked, part};
 
 /// Opens connections to the server, wherever that is at the moment: it is looked up before each.
 /// Clones open connections of the same client.
@@ -25,7 +24,35 @@ pub(crate) struct Connector {
     pub(crate) sentinels: Arc<Sentinels>,
     pub(crate) dialer: Dialer,
     /// The server that is the one to use.
-    latest: watch::Sender<Latest>,
+    used: Arc<Mutex<Used>>,
+}
+
+/// The server's address, as the newest successful question found it. `None` if that server cannot
+/// be reached.
+#[derive(Debug, Default)]
+struct Used {
+    found: Option<Arc<str>>,
+    asked: Option<Instant>,
+    /// Cancelled when another server is the one to use.
+    replaced: CancellationToken,
+}
+
+/// A connection to a primary. Dropping it closes the socket.
+pub(crate) struct Connection {
+    pub(super) socket: Socket,
+    closed: CancellationToken,
+    replaced: CancellationToken,
+}
+
+impl Connection {
+    /// Ends when the peer is known to have closed it, or another server has been found, by another
+    /// connection or by the word of the sentinels.
+    pub(crate) async fn over(&self) {
+        tokio::select! {
+            () = self.closed.cancelled() => {}
+            () = self.replaced.cancelled() => {}
+        }
+    }
 }
 
 impl Connector {
@@ -42,7 +69,7 @@ impl Connector {
             server,
             sentinels: Arc::new(sentinels),
             dialer: dialer.clone(),
-            latest: watch::Sender::default(),
+            used: Arc::default(),
         };
         // Reports unreadable certificates now, not at the first connection.
         certificates.client(connector.server.clone())?;
@@ -53,7 +80,7 @@ impl Connector {
     pub(crate) fn other(&self, address: &Address) -> Self {
         Self {
             server: at(&self.server, address),
-            latest: watch::Sender::default(),
+            used: Arc::default(),
             ..self.clone()
         }
     }
@@ -90,6 +117,7 @@ impl Connector {
     ) -> Result<T, Error> {
         let client = self.find().await?;
         let limit = self.dialer.response_timeout;
+        let ignored = |_: PushInfo| Ok::<_, SendError>(());
         let socket = self.dialer.open(&client, Some(limit), ignored).await?;
         read_by(socket.ask(cmd, limit).await, read)
     }
@@ -107,8 +135,14 @@ impl Connector {
     async fn reach(&self, client: &redis::Client, asked: Instant) -> Result<Connection, Error> {
         // Both together have the time of one answer.
         let (limit, began) = (self.dialer.response_timeout, Instant::now());
-        let (sender, pushes) = mpsc::unbounded_channel();
-        let socket = self.dialer.open(client, Some(limit), sender).await?;
+        let closed = CancellationToken::new();
+        // Nothing is pushed to us, but what would hear of it is dropped with the connection.
+        let ends = closed.clone().drop_guard();
+        let hears = move |_: PushInfo| {
+            let _ = &ends;
+            Ok::<_, SendError>(())
+        };
+        let socket = self.dialer.open(client, Some(limit), hears).await?;
         let hello = request::hello(self.dialer.label.as_deref());
         let answer = socket.ask(hello, limit.saturating_sub(began.elapsed()));
         let answer = answer.await.map_err(Error::unasked)?;
@@ -118,30 +152,28 @@ impl Connector {
                 "READONLY the server at {address} is a replica"
             )));
         }
-        self.has_found(Some(Arc::clone(&address)), asked);
-        if !self.latest.borrow().is(&address) {
-            return Err(Error::elsewhere());
-        }
+        let replaced = self.has_found(Some(address), asked);
         Ok(Connection {
             socket,
-            pushes,
-            address,
-            latest: self.latest.subscribe(),
+            closed,
+            replaced: replaced.ok_or_else(Error::elsewhere)?,
         })
     }
 
     /// Records the address that a question asked at this time has found, and so ends connections to
     /// other addresses. If a newer question has found an address meanwhile, while the server was
-    /// slow to answer, this result is ignored.
-    fn has_found(&self, found: Option<Arc<str>>, asked: Instant) {
-        self.latest.send_if_modified(|latest| {
-            let asked = Some(asked);
-            let is_news = asked >= latest.asked;
-            if is_news {
-                *latest = Latest { found, asked };
+    /// slow to answer, this result is ignored. The end of connections to this address, if it is the
+    /// one to use.
+    fn has_found(&self, found: Option<Arc<str>>, asked: Instant) -> Option<CancellationToken> {
+        let mut used = locked(&self.used);
+        if used.asked <= Some(asked) {
+            used.asked = Some(asked);
+            if used.found != found {
+                used.found.clone_from(&found);
+                std::mem::take(&mut used.replaced).cancel();
             }
-            is_news
-        });
+        }
+        (used.found == found).then(|| used.replaced.clone())
     }
 
     /// Asks the sentinels whether the server that was reached last is still the primary. If a
@@ -159,7 +191,7 @@ impl Connector {
         };
         match self.reach(&client, asked).await {
             Err(error) if error.code() == Code::ReadOnly => self.sentinels.forget(),
-            Err(_) => self.has_found(None, asked),
+            Err(_) => drop(self.has_found(None, asked)),
             Ok(_) => {}
         }
     }
@@ -167,7 +199,7 @@ impl Connector {
     /// The server that a majority names twice in a row, if it is not the one in use.
     async fn named_otherwise(&self, within: Duration) -> Option<redis::Client> {
         let other = async || {
-            let used = self.latest.borrow().found.clone()?;
+            let used = locked(&self.used).found.clone()?;
             // However late each of them answers within this time.
             let (named, by_most) = self.sentinels.primary(within, within).await.ok()?;
             (by_most && *used != *self.other(&named).shown()).then_some(named)
@@ -177,12 +209,6 @@ impl Connector {
         let again = other().await.filter(|again| *again == first)?;
         self.client_of(&again).ok()
     }
-}
-
-/// No push message is of interest.
-#[expect(clippy::unnecessary_wraps, reason = "what the library calls")]
-fn ignored(_: PushInfo) -> Result<(), SendError> {
-    Ok(())
 }
 
 /// Sentinels that do not agree yet are given this time to say something else: connections must not

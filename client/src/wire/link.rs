@@ -24,7 +24,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::error::{Code, Error};
-use crate::wire::reply::{read_bound, read_by};
+use crate::wire::reply::{read, read_by};
 use crate::wire::session::State;
 use crate::wire::{
     Connection, Connector, Listener, Manner, Reply, Request, Sending, Session, request,
@@ -47,10 +47,15 @@ impl Link {
         listener: Weak<dyn Listener>,
     ) -> Self {
         let (requests, queue) = mpsc::unbounded_channel();
+        let binder = Arc::new(Binder {
+            connector,
+            session: Arc::clone(session),
+            listener,
+            tries: Mutex::default(),
+        });
         let driver = Driver {
             state: session.state.subscribe(),
-            session: Arc::clone(session),
-            listener: Weak::clone(&listener),
+            binder: Arc::clone(&binder),
             commands: VecDeque::new(),
             sent: 0,
             spare: Vec::new(),
@@ -60,13 +65,7 @@ impl Link {
             alarm: Box::pin(sleep_until(Instant::now())),
             rings_at: None,
         };
-        let binder = Arc::new(Binder {
-            connector,
-            session: Arc::clone(session),
-            listener,
-            tries: Mutex::default(),
-        });
-        runtime.spawn(task(driver.run(binder, queue)));
+        runtime.spawn(task(driver.run(queue)));
         Self {
             requests,
             unanswered: Arc::default(),
@@ -105,61 +104,67 @@ struct Binder {
 }
 
 impl Binder {
-    /// A connection that is bound in the present life of the session; or why there is none, or none
-    /// at this node any more. There is one try at a time.
+    /// Tries to bind a connection in the present life of the session, when that may succeed. There
+    /// is one try at a time.
     async fn bind(self: Arc<Self>) -> Result<Bound, Error> {
+        let mut tries = self.tries.lock().await;
+        let (pace, heard) = &mut *tries;
         let mut state = self.session.state.subscribe();
         if state.borrow().is_retired {
             pending::<()>().await;
         }
-        tokio::select! {
+        // A connection of a session that is not there yet would be refused. The sender of this is
+        // the session's, which is here.
+        let is_next = |state: &State| state.is_retired || state.answers > *heard;
+        let _ = state.wait_for(is_next).await;
+        pace.keep(PAUSE_MAX).await;
+        let answers = state.borrow().answers;
+        let bound = tokio::select! {
             bound = self.try_to_bind() => bound,
             _ = state.wait_for(|state| state.is_retired) => Err(Error::elsewhere()),
-        }
+        };
+        let is_early = |error: &Error| matches!(error.code(), Code::NoSession | Code::Stale);
+        *heard = if bound.as_ref().is_err_and(is_early) {
+            answers
+        } else {
+            0
+        };
+        bound
     }
 
     async fn try_to_bind(&self) -> Result<Bound, Error> {
-        let mut tries = self.tries.lock().await;
-        let (pace, heard) = &mut *tries;
-        let mut state = self.session.state.subscribe();
-        loop {
-            // A connection of a session that is not there yet would be refused. The sender is the
-            // session's, which is here.
-            let _ = state.wait_for(|state| state.answers > *heard).await;
-            pace.keep(PAUSE_MAX).await;
-            let answers = state.borrow().answers;
-            let bound = async {
-                let connection = self.connector.open().await?;
-                let bind = request::bind(&self.session.name, self.session.next_epoch());
-                let limit = self.connector.dialer.response_timeout;
-                let reply = connection.socket.ask(bind, limit).await;
-                Ok::<_, Error>((connection, read_by(reply, read_bound)?))
-            };
-            match bound.await {
-                Ok((connection, (life, server))) => {
-                    *heard = answers;
-                    if !self.session.set_bound(Ok((life, server.into()))) {
-                        // Another server is at this address. The client asks it which node serves
-                        // which slot.
-                        if let Some(client) = self.listener.upgrade() {
-                            client.broken(&self.session);
-                        }
-                    } else if self.session.life() == Some(life) {
-                        *heard = 0;
-                        return Ok(Bound { connection, life });
+        let session = &self.session;
+        let bound = async {
+            let connection = self.connector.open().await?;
+            let bind = request::bind(&session.name, session.next_epoch());
+            let limit = self.connector.dialer.response_timeout;
+            let reply = connection.socket.ask(bind, limit).await;
+            Ok::<_, Error>((connection, read_by(reply, read::<(i64, String)>)?))
+        };
+        match bound.await {
+            Ok((connection, (life, server))) => {
+                if !session.set_bound(Ok((life, server.into()))) {
+                    // Another server is at this address. The client asks it which node serves which
+                    // slot.
+                    if let Some(client) = self.listener.upgrade() {
+                        client.broken(session);
                     }
+                    return Err(Error::elsewhere());
                 }
-                Err(error) if error.code().is_without_session() || error.code() == Code::Stale => {
-                    // The session's connection may lead to another server.
-                    self.session.doubt.notify_waiters();
-                    *heard = answers;
-                    return Err(error);
-                }
-                Err(error) => {
-                    *heard = 0;
-                    self.session.set_bound(Err(error.clone()));
-                    return Err(error);
-                }
+                let is_present = session.life() == Some(life);
+                let unheard = || Error::from_text("STALE the session lives another life");
+                is_present
+                    .then_some(Bound { connection, life })
+                    .ok_or_else(unheard)
+            }
+            Err(error) if matches!(error.code(), Code::NoSession | Code::Stale) => {
+                // The session's connection may lead to another server.
+                session.doubt.notify_waiters();
+                Err(error)
+            }
+            Err(error) => {
+                session.set_bound(Err(error.clone()));
+                Err(error)
             }
         }
     }
@@ -199,9 +204,8 @@ impl Line {
 
 /// The task.
 struct Driver {
-    session: Arc<Session>,
+    binder: Arc<Binder>,
     state: watch::Receiver<State>,
-    listener: Weak<dyn Listener>,
     /// The commands without an answer, in order; so many were sent on the present connection.
     commands: VecDeque<Request>,
     sent: usize,
@@ -220,19 +224,19 @@ struct Driver {
 }
 
 impl Driver {
-    async fn run(mut self, binder: Arc<Binder>, mut queue: mpsc::UnboundedReceiver<Request>) {
-        let response_timeout = binder.connector.dialer.response_timeout;
-        let mut line = Line::Binding(Arc::clone(&binder).bind().boxed());
+    async fn run(mut self, mut queue: mpsc::UnboundedReceiver<Request>) {
+        let response_timeout = self.binder.connector.dialer.response_timeout;
+        let mut line = Line::Binding(Arc::clone(&self.binder).bind().boxed());
         let (mut batch, mut is_closed) = (Vec::new(), false);
         while !(is_closed && self.commands.is_empty()) {
             let mut is_broken = false;
             match &line {
                 Line::Bound(bound) => self.carry(bound).await,
-                Line::Binding(_) if self.session.is_retired() => {
+                Line::Binding(_) if self.binder.session.is_retired() => {
                     self.could_not(&Error::elsewhere());
                 }
                 // The client is gone: commands without an answer within their time are dropped.
-                Line::Binding(_) if is_closed && self.listener.strong_count() == 0 => {
+                Line::Binding(_) if is_closed && self.binder.listener.strong_count() == 0 => {
                     self.commands.retain(|one| one.until.is_some());
                 }
                 Line::Binding(_) => {}
@@ -267,7 +271,7 @@ impl Driver {
                 }
             }
             if is_broken {
-                line = Line::Binding(Arc::clone(&binder).bind().boxed());
+                line = Line::Binding(Arc::clone(&self.binder).bind().boxed());
                 self.begin_anew();
             }
         }
@@ -289,7 +293,7 @@ impl Driver {
     /// would count for the wrong one.
     async fn carry(&mut self, bound: &Bound) {
         while self.sent < self.commands.len() && self.paused_until.is_none() {
-            let present = self.session.present();
+            let present = self.binder.session.present();
             let Some(confidence) = present.filter(|present| present.life == bound.life) else {
                 return;
             };
@@ -301,7 +305,7 @@ impl Driver {
                 request.sent = Some(Sending {
                     at,
                     again: request.sent.is_some(),
-                    session: Arc::clone(&self.session),
+                    session: Arc::clone(&self.binder.session),
                     confidence: Arc::clone(&confidence),
                 });
                 let socket = &bound.connection.socket;
@@ -379,7 +383,10 @@ impl Driver {
     /// The server was not reached, or it has refused the connection. Calls that cannot succeed fail
     /// now, and commands for slots of another node go there.
     fn could_not(&mut self, error: &Error) {
-        let (listener, session) = (self.listener.upgrade(), Arc::clone(&self.session));
+        let (listener, session) = (
+            self.binder.listener.upgrade(),
+            Arc::clone(&self.binder.session),
+        );
         self.pass_on(|request| {
             let client = listener.as_ref();
             client.is_some_and(|client| !client.is_home(&session, &request.name))
@@ -406,8 +413,8 @@ impl Driver {
     }
 
     fn elsewhere(&self, request: Request, error: Error) {
-        match self.listener.upgrade() {
-            Some(client) => client.redirected(&self.session, request, error),
+        match self.binder.listener.upgrade() {
+            Some(client) => client.redirected(&self.binder.session, request, error),
             None => request.fail(error),
         }
     }
@@ -442,7 +449,7 @@ impl Driver {
     /// Tells the callers whose time is up. Whether the connection is of use still: it has not been
     /// silent for too long.
     fn look(&mut self, response_timeout: Duration) -> bool {
-        let (now, trouble) = (Instant::now(), self.session.trouble());
+        let (now, trouble) = (Instant::now(), self.binder.session.trouble());
         self.rings_at = None;
         self.paused_until.take_if(|until| *until <= now);
         let mut due = None::<Instant>;

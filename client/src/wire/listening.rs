@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::error::Error;
 use crate::wire::reply::{read_by, read_told};
 use crate::wire::session::part_of_grace;
-use crate::wire::{Connection, Connector, Listener, News, Reply, Session, Told, request};
+use crate::wire::{Connection, Connector, Listener, Reply, Session, Told, request};
 use crate::{PAUSE_MAX, Pace, part};
 
 /// The task that listens. It does not keep the client alive.
@@ -24,8 +24,6 @@ struct Listening {
     seq: u64,
     /// When the last call was sent that was answered in this life, with all that there was to tell.
     told: Option<Instant>,
-    /// Whether the last answer was late: the next call then confirms the session at once.
-    was_late: bool,
     /// How late the answers come. Without this, a long round trip would make each of them overdue.
     late: Duration,
 }
@@ -54,7 +52,6 @@ pub(crate) async fn run(connector: Connector, session: Arc<Session>, listener: W
         life: 0,
         seq: 0,
         told: None,
-        was_late: false,
         late: Duration::ZERO,
     };
     listening.listen().await;
@@ -116,13 +113,18 @@ impl Listening {
     /// another silence would come on top of that. But not again and again.
     async fn next(&mut self, last: Call) -> Call {
         let (session, life) = (Arc::clone(&self.session), self.life);
+        let due = last.wait.unwrap_or_default();
+        let late = last.sent.elapsed().saturating_sub(due);
+        // The lateness decays: one silence says little about later answers.
+        self.late = late.max(part(self.late, 8).saturating_mul(7));
+        let was_late = late >= part_of_grace(session.grace, 8);
         let mut state = session.state.subscribe();
         let verified = state.wait_for(|state| session.is_verified(state, life));
         // An event of a server that was not verified cannot be acknowledged, so a call is answered
         // at once.
         let limit = part_of_grace(session.grace, 8).min(PAUSE_MAX);
         let _ = timeout(limit, verified).await;
-        let is_at_once = std::mem::take(&mut self.was_late) && last.wait.is_some();
+        let is_at_once = was_late && last.wait.is_some();
         let wait = (!is_at_once).then(|| wait_in(session.grace));
         let limit = wait.unwrap_or_default().saturating_add(self.slack());
         self.call(last.connection, last.epoch, wait, limit)
@@ -158,15 +160,6 @@ impl Listening {
 
     /// A call was answered, maybe late: whether the session is there.
     fn hears(&mut self, call: &Call, answer: Result<Value, Error>) -> bool {
-        if let Some(late) = call
-            .sent
-            .elapsed()
-            .checked_sub(call.wait.unwrap_or_default())
-        {
-            self.was_late = late >= part_of_grace(self.session.grace, 8);
-            // The lateness decays: one silence says little about later answers.
-            self.late = late.max(part(self.late, 8).saturating_mul(7));
-        }
         match read_by(answer, read_told) {
             Ok(told) => {
                 self.hear(call.sent, told);
@@ -181,32 +174,21 @@ impl Listening {
 
     /// The order matters: first the session's new state, which commands sent from now on count on;
     /// then the events; then the consequences of another life.
-    fn hear(&mut self, sent: Instant, told: Told) {
-        let Told {
-            life,
-            mut events,
-            is_all,
-        } = told;
-        let is_new = life != self.life;
+    fn hear(&mut self, sent: Instant, mut told: Told) {
+        let is_new = told.life != self.life;
         if is_new {
-            (self.life, self.seq, self.told) = (life, 0, None);
+            (self.life, self.seq, self.told) = (told.life, 0, None);
         }
-        self.session.confirm(life, sent);
+        self.session.confirm(told.life, sent);
         // Told again after a reply that was lost, or by the connection before as well.
-        events.retain(|event| event.seq > self.seq);
-        self.seq = events.last().map_or(self.seq, |last| last.seq);
+        told.events.retain(|event| event.seq > self.seq);
+        self.seq = told.events.last().map_or(self.seq, |last| last.seq);
         let since = self.told;
-        if is_all {
+        if told.is_all {
             self.told = Some(sent);
         }
         if let Some(client) = self.listener.upgrade() {
-            let news = News {
-                life,
-                is_new,
-                events,
-                since,
-            };
-            client.heard(&self.session, news);
+            client.heard(&self.session, &told, is_new, since);
         }
     }
 

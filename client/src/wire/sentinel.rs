@@ -1,7 +1,6 @@
 //! Asking sentinels where the primary of a service is, each on a connection that lasts.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -32,15 +31,10 @@ pub(crate) struct Sentinels {
 }
 
 /// A sentinel, and the connection on which it answered last.
+#[derive(Debug)]
 pub(super) struct Sentinel {
     pub(super) client: redis::Client,
     open: Mutex<Option<Socket>>,
-}
-
-impl fmt::Debug for Sentinel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.client.fmt(f)
-    }
 }
 
 impl Sentinels {
@@ -182,7 +176,7 @@ const SWITCHES: &str = "+switch-master";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::connection::tests::serve;
+    use crate::wire::dial::tests::serve;
     use crate::wire::endpoint::read;
     use tokio::net::TcpListener;
 

@@ -1,6 +1,5 @@
 //! The session of a client at a server: until when the server has surely not ended it.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,6 +12,7 @@ use crate::error::Error;
 use crate::{drift, metrics, part, trace};
 
 /// One client's session at one server.
+#[derive(Debug)]
 pub(crate) struct Session {
     /// The same at every server.
     pub(crate) name: Arc<str>,
@@ -28,7 +28,7 @@ pub(crate) struct Session {
     pub(super) doubt: Notify,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct State {
     /// The confidence in the present life; none before the first reply.
     present: Option<Arc<Confidence>>,
@@ -50,19 +50,19 @@ pub(super) struct State {
 pub(crate) struct Confidence {
     pub(crate) life: i64,
     /// Without a grace the session says nothing about how long a hold lasts.
-    until: Option<ArcSwap<Instant>>,
+    until: ArcSwap<Option<Instant>>,
 }
 
 impl Confidence {
     /// The confidence after the answer to a call that was sent at this time.
     pub(crate) fn new(life: i64, sent: Instant, grace: Duration) -> Arc<Self> {
-        let until = confident_until(sent, grace).map(ArcSwap::from_pointee);
+        let until = ArcSwap::from_pointee(confident_until(sent, grace));
         Arc::new(Self { life, until })
     }
 
     /// `None`: without limit.
     pub(crate) fn until(&self) -> Option<Instant> {
-        self.until.as_ref().map(|until| **until.load())
+        **self.until.load()
     }
 
     pub(super) fn is_over(&self, now: Instant) -> bool {
@@ -71,10 +71,8 @@ impl Confidence {
 
     /// Only the task of the session connection confirms, so nobody writes in between.
     fn confirm(&self, sent: Instant, grace: Duration) {
-        if let (Some(until), Some(later)) = (&self.until, confident_until(sent, grace)) {
-            let present = **until.load();
-            until.store(Arc::new(later.max(present)));
-        }
+        let later = confident_until(sent, grace).max(self.until());
+        self.until.store(Arc::new(later));
     }
 }
 
@@ -106,14 +104,6 @@ impl State {
             (_, Some(bound)) if self.present.is_some() => Some(bound.clone().map(|_| ())),
             _ => None,
         }
-    }
-}
-
-impl fmt::Debug for Session {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
     }
 }
 
