@@ -7,7 +7,7 @@ use endpoint::Certificates;
 
 mod dial;
 pub(crate) use dial::Dialer;
-use dial::{Reply, Socket};
+use dial::{Replies, Socket};
 
 mod sentinel;
 use sentinel::Sentinels;

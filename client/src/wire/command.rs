@@ -6,11 +6,11 @@ use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use crate::error::Error;
-use crate::wire::{Confidence, Reply, Session};
+use crate::wire::{Confidence, Session};
 
 /// A command that waits to be sent, or for its answer.
 pub(crate) struct Request {
-    pub(super) cmd: Arc<Cmd>,
+    pub(super) cmd: Cmd,
     pub(super) then: Then,
     /// The lock that it is about.
     pub(crate) name: Arc<[u8]>,
@@ -23,8 +23,6 @@ pub(crate) struct Request {
     pub(crate) hops: u32,
     /// The last sending.
     pub(super) sent: Option<Sending>,
-    /// The reply on the present connection, once it is sent there.
-    pub(super) reply: Option<Reply>,
     /// Counts it among the commands without an answer.
     pub(super) counted: Option<Arc<()>>,
 }
@@ -80,7 +78,7 @@ impl Sending {
 impl Request {
     pub(crate) fn new(cmd: Cmd, name: &Arc<[u8]>, manner: Manner, then: Then) -> Self {
         Self {
-            cmd: Arc::new(cmd),
+            cmd,
             then,
             name: Arc::clone(name),
             manner,
@@ -88,7 +86,6 @@ impl Request {
             until: None,
             hops: 0,
             sent: None,
-            reply: None,
             counted: None,
         }
     }

@@ -31,7 +31,7 @@ pub(crate) struct Connector {
 /// be reached.
 #[derive(Debug, Default)]
 struct Used {
-    found: Option<Arc<str>>,
+    found: Option<String>,
     asked: Option<Instant>,
     /// Cancelled when another server is the one to use.
     replaced: CancellationToken,
@@ -118,7 +118,7 @@ impl Connector {
         let client = self.find().await?;
         let limit = self.dialer.response_timeout;
         let ignored = |_: PushInfo| Ok::<_, SendError>(());
-        let socket = self.dialer.open(&client, Some(limit), ignored).await?;
+        let socket = self.dialer.open(&client, ignored).await?;
         read_by(socket.ask(cmd, limit).await, read)
     }
 
@@ -142,17 +142,17 @@ impl Connector {
             let _ = &ends;
             Ok::<_, SendError>(())
         };
-        let socket = self.dialer.open(client, Some(limit), hears).await?;
+        let socket = self.dialer.open(client, hears).await?;
         let hello = request::hello(self.dialer.label.as_deref());
         let answer = socket.ask(hello, limit.saturating_sub(began.elapsed()));
         let answer = answer.await.map_err(Error::unasked)?;
-        let address: Arc<str> = client.get_connection_info().addr().to_string().into();
+        let address = client.get_connection_info().addr().to_string();
         if is_replica(&answer) {
             return Err(Error::from_text(&format!(
                 "READONLY the server at {address} is a replica"
             )));
         }
-        let replaced = self.has_found(Some(address), asked);
+        let replaced = self.has_found(Some(&address), asked);
         Ok(Connection {
             socket,
             closed,
@@ -164,16 +164,16 @@ impl Connector {
     /// other addresses. If a newer question has found an address meanwhile, while the server was
     /// slow to answer, this result is ignored. The end of connections to this address, if it is the
     /// one to use.
-    fn has_found(&self, found: Option<Arc<str>>, asked: Instant) -> Option<CancellationToken> {
+    fn has_found(&self, found: Option<&str>, asked: Instant) -> Option<CancellationToken> {
         let mut used = locked(&self.used);
         if used.asked <= Some(asked) {
             used.asked = Some(asked);
-            if used.found != found {
-                used.found.clone_from(&found);
+            if used.found.as_deref() != found {
+                used.found = found.map(str::to_owned);
                 std::mem::take(&mut used.replaced).cancel();
             }
         }
-        (used.found == found).then(|| used.replaced.clone())
+        (used.found.as_deref() == found).then(|| used.replaced.clone())
     }
 
     /// Asks the sentinels whether the server that was reached last is still the primary. If a
@@ -202,7 +202,7 @@ impl Connector {
             let used = locked(&self.used).found.clone()?;
             // However late each of them answers within this time.
             let (named, by_most) = self.sentinels.primary(within, within).await.ok()?;
-            (by_most && *used != *self.other(&named).shown()).then_some(named)
+            (by_most && used != self.other(&named).shown()).then_some(named)
         };
         let first = other().await?;
         sleep(AGAIN_AFTER).await;

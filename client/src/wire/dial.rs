@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::join;
 use redis::aio::{AsyncPushSender, MultiplexedConnection};
-use redis::{AsyncConnectionConfig, Cmd, Value};
+use redis::{AsyncConnectionConfig, Cmd, Pipeline, Value};
 use tokio::sync::Semaphore;
 use tokio::task::unconstrained;
 use tokio::time::timeout;
@@ -25,44 +24,51 @@ pub(crate) struct Socket {
     _driver: Option<Arc<tokio_util::task::AbortOnDropHandle<()>>>,
 }
 
-/// The future reply to a command, in a box, because it is large and moved a few times.
-pub(crate) type Reply = ReusableBoxFuture<'static, Result<Value, Error>>;
+/// The future replies to a pipeline, which come together or not at all. In a box, because it is
+/// large and moved a few times.
+pub(crate) type Replies = ReusableBoxFuture<'static, Result<Vec<Value>, Error>>;
 
 impl Socket {
-    /// Sends a command. It is in the socket's queue when this returns, so no later command can get
-    /// ahead of it. `spare` is the memory of an earlier reply.
-    pub(super) fn send(&self, cmd: &Arc<Cmd>, asking: bool, spare: Option<Reply>) -> Reply {
-        let (mut socket, cmd) = (self.clone(), Arc::clone(cmd));
+    /// Sends these in one write. They are in the socket's queue when this returns, so no later
+    /// command can get ahead of them. `spare` is the memory of earlier replies.
+    pub(super) fn send(&self, pipeline: &Arc<Pipeline>, spare: Option<Replies>) -> Replies {
+        let (mut socket, pipeline) = (self.clone(), Arc::clone(pipeline));
         // Unconstrained: if tokio's budget put off the first poll, later commands could go before
-        // this one.
+        // these.
         let work = unconstrained(async move {
-            let reply = if asking {
-                let (mut before, asking) = (socket.redis.clone(), redis::cmd("ASKING"));
-                let asked = before.send_packed_command(&asking);
-                join(asked, socket.redis.send_packed_command(&cmd)).await.1
-            } else {
-                socket.redis.send_packed_command(&cmd).await
-            };
-            reply.map_err(|broken| Error::no_reply(Some(broken)))
+            let replies = socket
+                .redis
+                .send_packed_commands(&pipeline, 0, pipeline.len());
+            replies
+                .await
+                .map_err(|broken| Error::no_reply(Some(broken)))
         });
-        let mut reply = match spare {
+        let mut replies = match spare {
             Some(mut spare) => {
                 spare.set(work);
                 spare
             }
             None => ReusableBoxFuture::new(work),
         };
-        // The first poll puts it into the queue. It needs no waker: whoever waits polls again.
-        if let Some(told) = (&mut reply).now_or_never() {
-            reply.set(ready(told));
+        // The first poll puts them into the queue. It needs no waker: whoever waits polls again.
+        if let Some(told) = (&mut replies).now_or_never() {
+            replies.set(ready(told));
         }
-        reply
+        replies
     }
 
     /// Asks this one thing, for no longer than that.
-    pub(super) async fn ask(&self, cmd: Cmd, limit: Duration) -> Result<Value, Error> {
-        let reply = timeout(limit, self.send(&Arc::new(cmd), false, None)).await;
-        reply.unwrap_or_else(|_| Err(Error::no_reply(None)))
+    pub(super) fn ask(
+        &self,
+        cmd: Cmd,
+        limit: Duration,
+    ) -> impl Future<Output = Result<Value, Error>> + use<> {
+        let mut socket = self.clone();
+        async move {
+            let reply = timeout(limit, socket.redis.send_packed_command(&cmd)).await;
+            let reply = reply.map_err(|_| Error::no_reply(None))?;
+            reply.map_err(|broken| Error::no_reply(Some(broken)))
+        }
     }
 }
 
@@ -87,8 +93,8 @@ impl Dialer {
         }
     }
 
-    /// A connection to this very server, and what hears its push messages. How long a reply may
-    /// take is for the caller to watch.
+    /// A connection to this very server, opened within the time of a reply. How long a reply there
+    /// may take is for the caller to watch.
     ///
     /// The buffer has room for all commands that wait to be written. If senders had to wait for
     /// room, each would be woken by itself, and a later one might write first: a CANCEL or RELEASE
@@ -97,21 +103,18 @@ impl Dialer {
     pub(super) async fn open(
         &self,
         server: &redis::Client,
-        within: Option<Duration>,
         pushes: impl AsyncPushSender,
     ) -> Result<Socket, Error> {
         let config = AsyncConnectionConfig::new()
             .set_pipeline_buffer_size(Semaphore::MAX_PERMITS)
-            .set_connection_timeout(within)
+            .set_connection_timeout(Some(self.response_timeout))
             .set_response_timeout(None)
             .set_push_sender(pushes);
         #[cfg(feature = "test-util")]
         if let Some(dial) = &self.instead {
-            let opening = timeout(
-                within.unwrap_or(crate::time::TIMEOUT_MAX),
-                connect_instead(&**dial, server, config),
-            );
-            let opened = opening.await.map_err(|_| Error::not_attached())?;
+            let opening = connect_instead(&**dial, server, config);
+            let opened = timeout(self.response_timeout, opening).await;
+            let opened = opened.map_err(|_| Error::not_attached())?;
             return opened.map_err(Error::could_not_connect);
         }
         let redis = server.get_multiplexed_async_connection_with_config(&config);
@@ -142,12 +145,8 @@ async fn connect_instead(
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::*;
-    use crate::wire::Connector;
     use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-    use tokio::net::{TcpListener, TcpStream};
-
-    const LIMIT: Duration = Duration::from_secs(10);
+    use tokio::net::TcpStream;
 
     /// Answers by `answer`, but the first commands of a connection as a primary does, until `QUIT`
     /// or the end of the connection. Returns the commands.
@@ -182,49 +181,5 @@ pub(crate) mod tests {
             asked.push(words.join(" "));
         }
         asked
-    }
-
-    fn command(words: &str) -> Arc<Cmd> {
-        let mut cmd = Cmd::new();
-        Arc::new(cmd.arg(words.split(' ').collect::<Vec<_>>()).take())
-    }
-
-    #[tokio::test]
-    async fn an_asking_goes_before_its_command_and_what_it_is_answered_is_told_to_nobody() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let url = format!("redis://{}", listener.local_addr().expect("a port"));
-        let server = tokio::spawn(async move {
-            let (socket, _) = listener.accept().await.expect("it connects");
-            serve(socket, |words| format!(":{}\r\n", words[1])).await
-        });
-        let connector = Connector::new(&url, &[], &Dialer::within(LIMIT));
-        let connection = connector.expect("a URL").open().await.expect("a primary");
-        let mut spare = None;
-        for asking in [true, false] {
-            let all = [false, true, true, false, asking];
-            let send = |(number, asking): (i64, bool)| {
-                let echo = command(&format!("ECHO {number}"));
-                connection.socket.send(&echo, asking, spare.take())
-            };
-            let replies: Vec<_> = (0..).zip(all).map(send).collect();
-            for (number, mut reply) in (0..).zip(replies) {
-                let told = timeout(LIMIT, &mut reply).await.expect("in time");
-                assert_eq!(told.expect("a reply"), Value::Int(number));
-                spare = Some(reply);
-            }
-        }
-        let quit = connection.socket.ask(Cmd::new().arg("QUIT").take(), LIMIT);
-        assert_eq!(quit.await.expect("a reply"), Value::Okay);
-        let asked = server.await.expect("it ends");
-        let asked: Vec<_> = asked.iter().map(String::as_str).collect();
-        let asked = asked
-            .rsplit(|words| words.starts_with("HELLO") || words.starts_with("CLIENT"))
-            .next();
-        let expected = "ECHO 0, ASKING, ECHO 1, ASKING, ECHO 2, ECHO 3, ASKING, ECHO 4, \
-            ECHO 0, ASKING, ECHO 1, ASKING, ECHO 2, ECHO 3, ECHO 4, QUIT";
-        assert_eq!(asked.expect("commands").join(", "), expected);
-        timeout(LIMIT, connection.over())
-            .await
-            .expect("it is known to be closed");
     }
 }

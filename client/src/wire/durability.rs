@@ -7,13 +7,12 @@
 //! the same way: a lease counts only as far as it was acknowledged.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::join_all;
-use redis::{Cmd, Value};
+use redis::{Cmd, Pipeline, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::time::timeout;
 
 use crate::wire::reply::{read_by, read_copied, read_renewed};
 use crate::wire::{Connection, Connector, Durability, request};
@@ -43,10 +42,8 @@ pub(crate) struct Acknowledger {
     requests: mpsc::UnboundedSender<Request>,
 }
 
-type Queue = mpsc::UnboundedReceiver<Request>;
-
 struct Request {
-    renewal: Arc<Cmd>,
+    renewal: Cmd,
     reply: oneshot::Sender<Result<Acknowledged, Error>>,
 }
 
@@ -75,7 +72,6 @@ impl Acknowledger {
         renewal: Cmd,
     ) -> impl Future<Output = Result<Acknowledged, Error>> + use<> {
         let (reply, answer) = oneshot::channel();
-        let renewal = Arc::new(renewal);
         // If the task is gone, so is the runtime; the dropped `reply` then tells the caller.
         let _ = self.requests.send(Request { renewal, reply });
         async { answer.await.unwrap_or_else(|_| Err(Error::shut_down())) }
@@ -86,7 +82,7 @@ async fn run(
     connector: Connector,
     durability: Durability,
     gathering: Arc<Mutex<()>>,
-    mut queue: Queue,
+    mut queue: mpsc::UnboundedReceiver<Request>,
 ) {
     let limit = connector.dialer.response_timeout;
     let limit = limit.saturating_add(durability.within);
@@ -100,26 +96,35 @@ async fn run(
         if batch.is_empty() {
             continue;
         }
-        // A connection that is not known to be broken is used again.
-        present.take_if(|one| one.over().now_or_never().is_some());
-        let connection = if let Some(good) = present.take() {
-            Ok(good)
-        } else {
-            pace.keep(PAUSE_MAX).await;
-            connector.open().await
-        };
-        let asked = match &connection {
-            Ok(connection) => ask(connection, durability, limit, &batch).await,
-            Err(error) => Err(error.clone()),
-        };
-        // A missing reply may come late, so the next wait needs another connection.
-        let is_unknown = asked.as_ref().is_err_and(Error::is_unknown);
-        present = connection.ok().filter(|_| !is_unknown);
+        let asked: Result<(Vec<Value>, _), Error> = async {
+            // A connection that is not known to be broken is used again.
+            present.take_if(|one| one.over().now_or_never().is_some());
+            let connection = if let Some(good) = present.take() {
+                good
+            } else {
+                pace.keep(PAUSE_MAX).await;
+                connector.open().await?
+            };
+            let mut pipeline = Pipeline::with_capacity(batch.len().saturating_add(1));
+            for request in &mut batch {
+                pipeline.add_command(std::mem::take(&mut request.renewal));
+            }
+            pipeline.add_command(request::wait_for_copies(durability));
+            let replies = connection.socket.send(&Arc::new(pipeline), None);
+            let replies = timeout(limit, replies).await;
+            // A missing reply may come late, so the next wait needs another connection.
+            let mut replies = replies.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
+            present = Some(connection);
+            let copied = replies.pop().ok_or_else(|| Error::no_reply(None));
+            let (local, replicas) = read_by(copied, read_copied).map_err(Error::of_wait)?;
+            Ok((replies, durability.check(local, replicas)))
+        }
+        .await;
         for (place, request) in batch.drain(..).enumerate() {
             let answer = asked.as_ref().map_err(Error::clone);
             let answer = answer.and_then(|(renewed, by_enough)| {
                 let reply = renewed.get(place).cloned();
-                let reply = reply.unwrap_or_else(|| Err(Error::no_reply(None)));
+                let reply = reply.ok_or_else(|| Error::no_reply(None));
                 Ok((read_by(reply, read_renewed)?, by_enough.clone()))
             });
             // A caller that has dropped its future does not keep the lock either.
@@ -128,25 +133,10 @@ async fn run(
     }
 }
 
-/// Renews the holds and waits for the copies: the replies to all, and whether enough have them.
-async fn ask(
-    connection: &Connection,
-    durability: Durability,
-    limit: Duration,
-    batch: &[Request],
-) -> Result<(Vec<Result<Value, Error>>, Result<(), Error>), Error> {
-    let socket = &connection.socket;
-    let renewals = batch.iter();
-    let renewals = renewals.map(|one| socket.send(&one.renewal, false, None));
-    let renewals: Vec<_> = renewals.collect();
-    let copied = socket.ask(request::wait_for_copies(durability), limit);
-    let (local, replicas) = read_by(copied.await, read_copied).map_err(Error::of_wait)?;
-    // Replies come in the order of the commands.
-    Ok((join_all(renewals).await, durability.check(local, replicas)))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn durability(replicas: u32, on_disk: bool) -> Durability {

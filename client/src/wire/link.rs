@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use redis::Value;
+use redis::{Cmd, Pipeline, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::yield_now;
@@ -27,7 +27,7 @@ use crate::error::{Code, Error};
 use crate::wire::reply::{read, read_by};
 use crate::wire::session::State;
 use crate::wire::{
-    Connection, Connector, Listener, Manner, Reply, Request, Sending, Session, request,
+    Connection, Connector, Listener, Manner, Replies, Request, Sending, Session, request,
 };
 use crate::{PAUSE_MAX, Pace, task};
 
@@ -57,8 +57,9 @@ impl Link {
             state: session.state.subscribe(),
             binder: Arc::clone(&binder),
             commands: VecDeque::new(),
-            sent: 0,
-            spare: Vec::new(),
+            in_flight: VecDeque::new(),
+            refused: Vec::new(),
+            spare: None,
             heard: Instant::now(),
             due: None,
             paused_until: None,
@@ -202,15 +203,25 @@ impl Line {
     }
 }
 
+/// Commands that were sent in one write, and wait for their replies. The pipeline keeps their words.
+struct Exchange {
+    requests: Vec<Request>,
+    pipeline: Arc<Pipeline>,
+    replies: Replies,
+}
+
 /// The task.
 struct Driver {
     binder: Arc<Binder>,
     state: watch::Receiver<State>,
-    /// The commands without an answer, in order; so many were sent on the present connection.
+    /// The commands to be sent, in order.
     commands: VecDeque<Request>,
-    sent: usize,
+    /// Those that were sent on the present connection, in order.
+    in_flight: VecDeque<Exchange>,
+    /// Those that the server has refused as a replica. They precede all others.
+    refused: Vec<Request>,
     /// The memory of replies, for the next ones.
-    spare: Vec<Reply>,
+    spare: Option<Replies>,
     /// When a reply came last, or the first of these was sent.
     heard: Instant,
     /// When a caller's time is up next.
@@ -256,8 +267,8 @@ impl Driver {
                     }
                     None => is_broken = true,
                 },
-                reply = next_reply(&mut self.commands) => {
-                    is_broken = !self.answered(reply);
+                replies = next_replies(&mut self.in_flight) => {
+                    is_broken = !self.answered(replies);
                     // Callers that were answered can send their next commands before the others are
                     // told, which keeps the server busy.
                     yield_now().await;
@@ -292,92 +303,84 @@ impl Driver {
     /// Sends all that may be sent. In another life of the session than the connection's, a reply
     /// would count for the wrong one.
     async fn carry(&mut self, bound: &Bound) {
-        while self.sent < self.commands.len() && self.paused_until.is_none() {
+        while !self.commands.is_empty() && self.paused_until.is_none() {
             let present = self.binder.session.present();
             let Some(confidence) = present.filter(|present| present.life == bound.life) else {
                 return;
             };
             let at = Instant::now();
-            if self.sent == 0 {
+            if self.in_flight.is_empty() {
                 self.heard = at;
             }
-            for request in self.commands.range_mut(self.sent..).take(BATCH_MAX) {
+            let count = self.commands.len().min(BATCH_MAX);
+            let mut requests: Vec<_> = self.commands.drain(..count).collect();
+            let mut pipeline = Pipeline::with_capacity(count);
+            for request in &mut requests {
                 request.sent = Some(Sending {
                     at,
                     again: request.sent.is_some(),
                     session: Arc::clone(&self.binder.session),
                     confidence: Arc::clone(&confidence),
                 });
-                let socket = &bound.connection.socket;
-                let reply = socket.send(&request.cmd, request.asking, self.spare.pop());
-                request.reply = Some(reply);
-                self.sent = self.sent.saturating_add(1);
+                if request.asking {
+                    pipeline.cmd("ASKING");
+                }
+                pipeline.add_command(std::mem::take(&mut request.cmd));
             }
-            if self.sent < self.commands.len() {
+            let pipeline = Arc::new(pipeline);
+            let replies = bound.connection.socket.send(&pipeline, self.spare.take());
+            self.in_flight.push_back(Exchange {
+                requests,
+                pipeline,
+                replies,
+            });
+            if !self.commands.is_empty() {
                 // These are written at once, and not only with the next.
                 yield_now().await;
             }
         }
     }
 
-    /// Tells the callers of this reply, and of all others that are there. Whether the connection is
-    /// of use still.
-    fn answered(&mut self, first: Result<Value, Error>) -> bool {
+    /// Tells the callers of the first replies. Whether the connection is of use still.
+    fn answered(&mut self, replies: Result<Vec<Value>, Error>) -> bool {
+        let Ok(replies) = replies else { return false };
         self.heard = Instant::now();
-        let mut next = Some(first);
-        while let Some(reply) = next {
-            let Ok(reply) = reply else { return false };
-            if !self.ends(reply) {
-                return false;
+        let Some(exchange) = self.in_flight.pop_front() else {
+            return true;
+        };
+        let (mut replies, mut cmds) = (replies.into_iter(), exchange.pipeline.cmd_iter());
+        for request in exchange.requests {
+            if request.asking {
+                // Told to nobody. An error would be that of the command, too.
+                (replies.next(), cmds.next());
             }
-            let first = self.commands.front_mut();
-            next = first.and_then(|first| first.reply.as_mut()?.now_or_never());
+            self.ends(request, replies.next(), cmds.next());
         }
-        true
+        self.spare = Some(exchange.replies);
+        self.refused.is_empty()
     }
 
-    /// Ends the first command with this reply, unless it is to be sent once more. Whether the
-    /// connection is of use still.
-    fn ends(&mut self, reply: Value) -> bool {
-        let Some(mut request) = self.commands.pop_front() else {
-            return true;
+    /// Ends a command with this reply, unless it is to be sent once more.
+    fn ends(&mut self, mut request: Request, reply: Option<Value>, cmd: Option<&Cmd>) {
+        let error = reply.as_ref();
+        let error = error.and_then(|reply| not_carried_out(reply, request.manner));
+        let Some((error, cmd)) = error.zip(cmd) else {
+            return request.told(reply.ok_or_else(|| Error::no_reply(None)));
         };
-        self.sent = self.sent.saturating_sub(1);
-        if self.spare.len() < BATCH_MAX {
-            self.spare.extend(request.reply.take());
-        }
-        let error = match &reply {
-            Value::ServerError(error) => Error::from_server(error.code(), error.details()),
-            _ => {
-                request.told(Ok(reply));
-                return true;
-            }
-        };
-        // A missing session is for the hold to handle.
-        let is_put_off = request.manner == Manner::Twice
-            && error.is_unavailable()
-            && error.code() != Code::NoSession;
-        if !is_put_off && !error.code().is_misdirection() {
-            request.told(Ok(reply));
-            return true;
-        }
+        request.cmd = cmd.clone();
         // This copy was not carried out; one before it may have been.
         request.sent.take_if(|sent| !sent.again);
         if error.code() == Code::ReadOnly {
             // A server that has been made a replica carries nothing out: the next connection looks
             // for the primary.
-            self.commands.push_front(request);
-            return false;
-        }
-        if error.code().is_misdirection() {
+            self.refused.push(request);
+        } else if error.code().is_misdirection() {
             self.elsewhere(request, error);
         } else {
-            // The server cannot do it just now.
             request.put_off(error);
             self.commands.push_back(request);
             self.paused_until = Instant::now().checked_add(PAUSE_MAX);
         }
-        true
     }
 
     /// The server was not reached, or it has refused the connection. Calls that cannot succeed fail
@@ -422,21 +425,29 @@ impl Driver {
     /// The connection is over: its unanswered commands are sent again, in order, if they may be
     /// sent twice.
     fn begin_anew(&mut self) {
-        (self.sent, self.paused_until) = (0, None);
-        self.commands.retain_mut(|request| {
-            let was_sent = request.reply.take().is_some();
-            let ends = was_sent && request.manner == Manner::Once;
-            if ends {
-                request.told(Err(Error::no_reply(None)));
+        self.paused_until = None;
+        let mut again = std::mem::take(&mut self.refused);
+        for exchange in std::mem::take(&mut self.in_flight) {
+            let mut cmds = exchange.pipeline.cmd_iter();
+            for mut request in exchange.requests {
+                let cmd = cmds.by_ref().nth(usize::from(request.asking));
+                match cmd.filter(|_| request.manner != Manner::Once) {
+                    Some(cmd) => {
+                        request.cmd = cmd.clone();
+                        again.push(request);
+                    }
+                    None => request.told(Err(Error::no_reply(None))),
+                }
             }
-            !ends
-        });
+        }
+        again.extend(self.commands.drain(..));
+        self.commands = again.into();
     }
 
     /// Sets the alarm, if it would ring too late.
     fn set_alarm(&mut self, response_timeout: Duration) {
         let silent = self.heard.checked_add(response_timeout);
-        let silent = silent.filter(|_| self.sent > 0);
+        let silent = silent.filter(|_| !self.in_flight.is_empty());
         let next = [self.due, self.paused_until, silent].into_iter().flatten();
         if let Some(next) = next.min()
             && self.rings_at.is_none_or(|at| next < at)
@@ -453,28 +464,48 @@ impl Driver {
         self.rings_at = None;
         self.paused_until.take_if(|until| *until <= now);
         let mut due = None::<Instant>;
-        self.commands.retain_mut(|request| match request.until {
+        let mut stays = |request: &mut Request| match request.until {
             Some(until) if until <= now => request.overdue(&trouble),
             until => {
                 due = due.into_iter().chain(until).min();
                 true
             }
-        });
+        };
+        let in_flight = self.in_flight.iter_mut();
+        for request in in_flight.flat_map(|exchange| &mut exchange.requests) {
+            // It was sent: it stays.
+            stays(request);
+        }
+        self.commands.retain_mut(stays);
         self.due = due;
-        self.sent == 0 || now.saturating_duration_since(self.heard) < response_timeout
+        let silent = now.saturating_duration_since(self.heard);
+        self.in_flight.is_empty() || silent < response_timeout
     }
 }
 
-/// The reply to the first command; pending while none is in flight.
-async fn next_reply(commands: &mut VecDeque<Request>) -> Result<Value, Error> {
-    match commands.front_mut().and_then(|first| first.reply.as_mut()) {
-        Some(reply) => reply.await,
+/// Why a command is sent again by itself, if it is: it has reached the wrong server, or one that
+/// cannot carry it out just now.
+fn not_carried_out(reply: &Value, manner: Manner) -> Option<Error> {
+    let Value::ServerError(error) = reply else {
+        return None;
+    };
+    let error = Error::from_server(error.code(), error.details());
+    // A missing session is for the hold to handle.
+    let passes = error.is_unavailable() && error.code() != Code::NoSession;
+    let is_again = error.code().is_misdirection() || passes && manner == Manner::Twice;
+    is_again.then_some(error)
+}
+
+/// The first replies; pending while nothing is in flight.
+async fn next_replies(in_flight: &mut VecDeque<Exchange>) -> Result<Vec<Value>, Error> {
+    match in_flight.front_mut() {
+        Some(first) => (&mut first.replies).await,
         None => pending().await,
     }
 }
 
-/// The most commands that are handed to the socket before it is written to. More would leave the
-/// server idle meanwhile.
+/// The most commands in one write. A larger batch delays its first reply, and leaves the server
+/// idle while the next batch is built.
 const BATCH_MAX: usize = 32;
 
 /// The number of commands that may wait for their answers.

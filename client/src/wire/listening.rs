@@ -4,14 +4,16 @@ use std::future::pending;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use redis::Value;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::error::Error;
 use crate::wire::reply::{read_by, read_told};
 use crate::wire::session::part_of_grace;
-use crate::wire::{Connection, Connector, Listener, Reply, Session, Told, request};
-use crate::{PAUSE_MAX, Pace, part};
+use crate::wire::{Connection, Connector, Listener, Session, Told, request};
+use crate::{PAUSE_MAX, Pace, TIMEOUT_MAX, part};
 
 /// The task that listens. It does not keep the client alive.
 struct Listening {
@@ -38,7 +40,7 @@ struct Call {
     wait: Option<Duration>,
     /// When its answer is overdue.
     due: Instant,
-    reply: Reply,
+    reply: BoxFuture<'static, Result<Value, Error>>,
 }
 
 /// Listens until it is aborted, with the node. If another connection takes the session over, it is
@@ -149,7 +151,7 @@ impl Listening {
         let call = request::events(&session.name, epoch, after, wait, session.grace);
         let sent = Instant::now();
         Call {
-            reply: connection.socket.send(&Arc::new(call), false, None),
+            reply: connection.socket.ask(call, TIMEOUT_MAX).boxed(),
             connection,
             epoch,
             sent,

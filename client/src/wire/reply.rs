@@ -176,7 +176,7 @@ pub(crate) fn read_slots(reply: &Value) -> Option<Vec<Range>> {
 }
 
 fn read_range(range: &Value) -> Option<Range> {
-    let [Value::Int(first), Value::Int(last), nodes @ ..] = range.as_sequence()? else {
+    let [first, last, nodes @ ..] = range.as_sequence()? else {
         return None;
     };
     let mut nodes: Vec<_> = nodes.iter().map(read_node).collect::<Option<_>>()?;
@@ -184,14 +184,14 @@ fn read_range(range: &Value) -> Option<Range> {
     // Without its primary nothing can be said of the range.
     let is_of_use = nodes.first().is_some_and(is_known);
     nodes.retain(|node| is_of_use && is_known(node));
-    let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
+    let (first, last) = (read(first)?, read(last)?);
     Some(Range { first, last, nodes })
 }
 
 /// Reads a node. Without a host it is at the host of the node that answered. A node that should be
 /// called by its name and has none is [`NAMELESS`], unless its address is beside it.
 fn read_node(node: &Value) -> Option<Member> {
-    let [host, Value::Int(port), more @ ..] = node.as_sequence()? else {
+    let [host, port, more @ ..] = node.as_sequence()? else {
         return None;
     };
     let text = |text: &Value| read::<String>(text).and_then(|text| named(&text));
@@ -206,7 +206,7 @@ fn read_node(node: &Value) -> Option<Member> {
     Some(Member {
         id: more.first().and_then(text),
         host,
-        port: u16::try_from(*port).ok()?,
+        port: read(port)?,
         other_hosts: ip.into_iter().chain(hostname).collect(),
     })
 }
@@ -216,7 +216,6 @@ fn read_node(node: &Value) -> Option<Member> {
 pub(crate) struct Redirect {
     /// Only this command: the slot is on its way, and the key has gone ahead.
     pub(crate) only_this: bool,
-    pub(crate) slot: u16,
     /// No host: the one that was asked. [`NAMELESS`]: nobody has said.
     pub(crate) host: Option<Box<str>>,
     pub(crate) port: u16,
@@ -231,11 +230,9 @@ impl Redirect {
             "ASK" => true,
             _ => return None,
         };
-        let slot = words.next()?.parse().ok().filter(|slot| *slot < SLOTS)?;
-        let (host, port) = words.next()?.rsplit_once(':')?;
+        let (host, port) = words.nth(1)?.rsplit_once(':')?;
         Some(Self {
             only_this,
-            slot,
             host: named(host),
             port: port.parse().ok()?,
         })
@@ -439,7 +436,7 @@ mod tests {
     #[test]
     fn a_redirect_names_a_node_or_a_port_of_the_same_host() {
         let redirect = Redirect::read("MOVED 3999 127.0.0.1:6381").expect("a redirect");
-        assert_eq!((redirect.only_this, redirect.slot), (false, 3_999));
+        assert!(!redirect.only_this);
         let address = |host: &str, port| Address {
             host: host.into(),
             port,
@@ -454,13 +451,7 @@ mod tests {
         assert_eq!(to(redirect), address("asked", 6_381));
         let redirect = Redirect::read("MOVED 0 ?:6381").expect("a redirect");
         assert_eq!(redirect.host.as_deref(), Some(NAMELESS));
-        for text in [
-            "MOVED",
-            "MOVED 16384 a:1",
-            "ASK 1 a",
-            "ASK 1 a:x",
-            "ERR 1 a:1",
-        ] {
+        for text in ["MOVED", "MOVED 1", "ASK 1 a", "ASK 1 a:x", "ERR 1 a:1"] {
             assert_eq!(Redirect::read(text), None, "{text}");
         }
     }

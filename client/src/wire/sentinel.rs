@@ -15,15 +15,10 @@ use crate::wire::reply::read_by;
 use crate::wire::{Address, Dialer, Socket};
 use crate::{Error, TIMEOUT_MAX, locked, part, task};
 
-/// Where the primary is, and whether more than half of all sentinels say so.
-type Named = (Address, bool);
-
 /// The sentinels of a service. Clones of a client share them.
 #[derive(Debug)]
 pub(crate) struct Sentinels {
-    pub(super) all: Vec<Sentinel>,
-    service: Arc<str>,
-    dialer: Dialer,
+    pub(super) all: Vec<Arc<Sentinel>>,
     /// Tells that one of them has announced another primary.
     pub(super) switched: Arc<Notify>,
     /// The address that a majority of them named last, as long as it can be used.
@@ -34,21 +29,28 @@ pub(crate) struct Sentinels {
 #[derive(Debug)]
 pub(super) struct Sentinel {
     pub(super) client: redis::Client,
+    dialer: Dialer,
+    service: Arc<str>,
+    switched: Arc<Notify>,
     open: Mutex<Option<Socket>>,
 }
 
 impl Sentinels {
     pub(super) fn new(clients: Vec<redis::Client>, service: &str, dialer: &Dialer) -> Self {
-        let one = |client| Sentinel {
-            client,
-            open: Mutex::default(),
+        let (service, switched) = (Arc::from(service), Arc::<Notify>::default());
+        let one = |client| {
+            Arc::new(Sentinel {
+                client,
+                dialer: dialer.clone(),
+                service: Arc::clone(&service),
+                switched: Arc::clone(&switched),
+                open: Mutex::default(),
+            })
         };
         Self {
             all: clients.into_iter().map(one).collect(),
-            service: service.into(),
-            dialer: dialer.clone(),
-            switched: Arc::default(),
             agreed: Mutex::default(),
+            switched,
         }
     }
 
@@ -69,16 +71,14 @@ impl Sentinels {
     /// and fro; otherwise the most frequent address wins. Also returns whether more than half of
     /// all sentinels named it.
     pub(super) async fn primary(
-        self: &Arc<Self>,
+        &self,
         within: Duration,
         soon: Duration,
-    ) -> Result<Named, Error> {
+    ) -> Result<(Address, bool), Error> {
         let before = locked(&self.agreed).clone();
         // In tasks of their own: a slow one keeps its connection although nobody waits for it.
-        let asked = (0..self.all.len()).map(|place| {
-            let this = Arc::clone(self);
-            tokio::spawn(task(async move { this.named_by(place, within).await }))
-        });
+        let asked = self.all.iter().map(Arc::clone);
+        let asked = asked.map(|one| tokio::spawn(task(one.named(within))));
         let mut asked = asked.collect::<FuturesUnordered<_>>();
         let (mut votes, mut errors) = (BTreeMap::new(), Vec::new());
         let after = |pause| Instant::now().checked_add(pause);
@@ -101,32 +101,33 @@ impl Sentinels {
         let best = best(&votes, before.as_ref()).ok_or_else(|| Error::no_sentinel(&errors))?;
         Ok((best, false))
     }
+}
 
-    async fn named_by(&self, place: usize, within: Duration) -> Result<Address, Error> {
-        let one = self.all.get(place).ok_or_else(Error::shut_down)?;
-        let answer = timeout(within, self.ask_sentinel(one, within)).await;
+impl Sentinel {
+    /// The primary that it names.
+    async fn named(self: Arc<Self>, within: Duration) -> Result<Address, Error> {
+        let answer = timeout(within, self.ask(within)).await;
         let answer = answer.unwrap_or_else(|_| Err(Error::too_slow(within)));
-        let whom = one.client.get_connection_info().addr();
+        let whom = self.client.get_connection_info().addr();
         answer.map_err(|error| error.of(&format!("sentinel {whom}")))
     }
 
-    async fn ask_sentinel(&self, one: &Sentinel, within: Duration) -> Result<Address, Error> {
+    async fn ask(&self, within: Duration) -> Result<Address, Error> {
         let mut question = redis::cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.service);
-        let open = locked(&one.open).clone();
+        question.arg(("GET-MASTER-ADDR-BY-NAME", &*self.service));
+        let open = locked(&self.open).clone();
         let mut answer = Err(Error::not_attached());
         if let Some(open) = open {
             // Half of the time is left for a new connection, if this one has gone silent.
             answer = open.ask(question.clone(), part(within, 2)).await;
         }
         if answer.is_err() {
-            *locked(&one.open) = None;
-            let open = self.dialer.open(&one.client, None, self.hears()).await?;
-            let mut subscribe = redis::cmd("SUBSCRIBE");
-            subscribe.arg(SWITCHES);
+            *locked(&self.open) = None;
+            let open = self.dialer.open(&self.client, self.hears()).await?;
+            let subscribe = redis::cmd("SUBSCRIBE").arg(SWITCHES).take();
             // Its user may not be allowed to.
             let (_, told) = join(open.ask(subscribe, within), open.ask(question, within)).await;
-            *locked(&one.open) = told.is_ok().then_some(open);
+            *locked(&self.open) = told.is_ok().then_some(open);
             answer = told.map_err(Error::unasked);
         }
         let address = read_by(answer, |answer| match answer {
@@ -218,7 +219,7 @@ mod tests {
             let (within, soon) = (Duration::from_secs(60), Duration::from_secs(1));
             let dialer = Dialer::within(within);
             let sentinels = Sentinels::new(sentinels, "orders", &dialer);
-            Arc::new(sentinels).primary(within, soon).await
+            sentinels.primary(within, soon).await
         };
         let (one, two) = (Some(1), Some(2));
         let started = Instant::now();
