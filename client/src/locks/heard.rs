@@ -9,26 +9,26 @@ use crate::error::{Code, Error};
 use crate::locks::acquire::Next;
 use crate::locks::{CallId, Context, Hold, Phase, State, renew};
 use crate::topology::{Moves, slot_of};
-use crate::wire::{Event, Listener, News, Request, Session, What};
+use crate::wire::{Event, Listener, Manner, Request, Session, Told, What};
 use crate::{Backoff, task};
 
 impl Listener for Context {
-    fn heard(&self, session: &Arc<Session>, news: News) {
+    fn heard(&self, session: &Arc<Session>, told: &Told, is_new: bool, since: Option<Instant>) {
         let Some(this) = self.this.upgrade() else {
             return;
         };
-        if news.is_new {
-            this.begins_anew(session, news.life);
+        if is_new {
+            this.begins_anew(session, told.life);
         }
         // Marks all lost holds before any guard is notified: a caller that hears of one lost lock
         // may ask for several at once, and must not share a hold that is lost as well.
-        for event in &news.events {
+        for event in &told.events {
             if let (Some(hold), What::Lost(reason)) = (this.hold_of(session, event), &event.what) {
                 hold.mark_gone_silently(*reason);
             }
         }
-        for event in &news.events {
-            this.hears(session, event, news.since);
+        for event in &told.events {
+            this.hears(session, event, since);
         }
         let calls = this.table.with(|state| state.calls_with_session(session));
         for id in calls {
@@ -46,20 +46,23 @@ impl Listener for Context {
     }
 
     fn redirected(&self, session: &Arc<Session>, mut request: Request, error: Error) {
+        if request.manner == Manner::Asks {
+            return request.fail(error);
+        }
         let there = self.router.redirected(&error);
-        let is_lost = request.expected.hops > HOPS;
+        let is_lost = request.hops > HOPS;
         if let Some(route) = there.filter(|_| !is_lost) {
             request = request.asking(route.asking);
             return route.node.link.send(request);
         }
-        let name = Arc::clone(&request.expected.name);
+        let name = Arc::clone(&request.name);
         if error.code() == Code::Elsewhere && !self.router.is_home(session, &name) {
             return self.router.home(&name).link.send(request.asking(false));
         }
         // Nobody knows yet, or two that have not yet heard of a move send it to each other.
         let context = self.this.clone();
         self.background.runtime.spawn(task(async move {
-            sleep(Backoff::after(request.expected.hops)).await;
+            sleep(Backoff::after(request.hops)).await;
             match context.upgrade() {
                 Some(context) => context.router.home(&name).link.send(request.asking(false)),
                 None => request.fail(Error::shut_down()),
