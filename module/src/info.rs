@@ -14,17 +14,14 @@ impl InfoSection for Section {
         let (counters, gauges, delay_ms, longest, patterns) = state::with(|state| {
             let locks = &state.locks;
             let delay_ms = locks.grant_delay_left_ms(now);
-            let patterns = locks.pattern_counters().to_vec();
-            let patterns = patterns.into_iter().zip(locks.longest_by_pattern(now));
-            let patterns: Vec<_> = patterns.collect();
-            let longest = locks.longest(now);
-            (
-                *locks.counters(),
-                locks.gauges(),
-                delay_ms,
-                longest,
-                patterns,
-            )
+            let of_pattern = |(number, of): (usize, &PatternCounters)| {
+                (number, of.clone(), locks.longest(Some(number), now))
+            };
+            let patterns = (1..).zip(locks.pattern_counters());
+            let patterns: Vec<_> = patterns.map(of_pattern).collect();
+            let (counters, gauges) = (*locks.counters(), locks.gauges());
+            let longest = locks.longest(None, now);
+            (counters, gauges, delay_ms, longest, patterns)
         });
         let size = |size: usize| u64::try_from(size).unwrap_or(u64::MAX);
         page.number("grants", counters.grants);
@@ -54,14 +51,14 @@ impl InfoSection for Section {
         longest_now(page, longest);
         histogram(page, "wait_ms", &counters.wait_ms);
         histogram(page, "hold_ms", &counters.hold_ms);
-        for (number, (counters, longest)) in (1..).zip(&patterns) {
-            pattern(page, number, counters, *longest);
+        for (number, counters, longest) in &patterns {
+            pattern(page, *number, counters, *longest);
         }
     }
 }
 
 /// Three lines: the counters of a pattern, and its histograms.
-fn pattern(page: &InfoPage, number: u32, counters: &PatternCounters, longest: Longest) {
+fn pattern(page: &InfoPage, number: usize, counters: &PatternCounters, longest: Longest) {
     page.line(&format!("pattern_{number}"), |page| {
         page.text("pattern", &shown(&counters.pattern));
         page.number("grants", counters.grants);

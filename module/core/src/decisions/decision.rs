@@ -304,7 +304,7 @@ impl Decision<'_> {
         let former = known.and_then(|id| self.locks.holds.rebind(id, session, token, since_us));
         if let (Some(id), Some(record)) = (known, self.locks.table.find(self.at)) {
             let begins = self.locks.holds.began_at(id);
-            self.locks.table.note_hold(record, id, began, begins);
+            self.locks.table.note_hold(record, began, begins);
         }
         let id = known.or_else(|| self.add_hold(owner, mode, session?, token, since_us));
         let Some(id) = id else { return };
@@ -332,7 +332,7 @@ impl Decision<'_> {
         let index = table.holds_mut(record).must_exist()?;
         let owner = Rc::from(owner);
         let id = holds.add(index, lock, owner, mode, session, token, since_us)?;
-        table.note_hold(record, id, None, since_us);
+        table.note_hold(record, None, since_us);
         self.locks.sessions.add_hold(session, id);
         Some(id)
     }

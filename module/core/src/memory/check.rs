@@ -17,7 +17,7 @@ impl Locks {
     /// Something is not true.
     pub fn assert_invariants(&self) {
         self.table.check();
-        self.table.check_holds_began(&self.holds_began());
+        self.table.check_ages(&self.holds);
         self.sessions.check();
         let holds = self.holds.all();
         self.holds.check();

@@ -281,7 +281,7 @@ impl Locks {
         let index = record.and_then(|record| self.table.holds_mut(record));
         let hold = self.holds.remove(index, id)?;
         if let Some(record) = record {
-            self.table.note_hold(record, id, hold.since_us, None);
+            self.table.note_hold(record, hold.since_us, None);
             self.table.close_if_idle(record);
         }
         self.sessions.remove_hold(hold.session, id);
@@ -307,27 +307,13 @@ impl Locks {
 
     /// Counts by these patterns, separated by spaces, from now on.
     pub fn set_metrics_patterns(&mut self, patterns: &[u8]) {
-        self.table.set_patterns(patterns, &self.holds_began());
+        self.table.set_patterns(patterns, &self.holds);
     }
 
-    /// When the holds of sessions began, in microseconds of the wall clock, as far as is known.
-    pub(crate) fn holds_began(&self) -> Vec<(RecordId, HoldId, i64)> {
-        let began = |id: HoldId| {
-            let hold = self.holds.get(id)?;
-            Some((self.table.find(hold.lock.as_ref())?, id, hold.since_us?))
-        };
-        self.holds.all().into_iter().filter_map(began).collect()
-    }
-
-    /// The longest present wait and hold.
-    pub fn longest(&self, now: Now) -> Longest {
-        self.table.longest(None, now)
-    }
-
-    /// The same of the locks that count for a pattern, in the order of the patterns.
-    pub fn longest_by_pattern(&self, now: Now) -> impl Iterator<Item = Longest> + '_ {
-        let patterns = 1..=self.pattern_counters().len();
-        patterns.map(move |pattern| self.table.longest(Some(pattern), now))
+    /// The longest present wait and hold of the locks that count for the pattern with this number,
+    /// from 1, or of all.
+    pub fn longest(&self, pattern: Option<usize>, now: Now) -> Longest {
+        self.table.longest(pattern, now)
     }
 
     /// The number of waiters, sessions, holds and so on.

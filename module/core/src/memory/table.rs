@@ -11,14 +11,14 @@
 use crate::interface::depth::ReadDepth;
 use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::deadlines::Deadlines;
-use crate::memory::hold::HoldIndex;
+use crate::memory::hold::{HoldIndex, SessionHolds};
 use crate::memory::log::ages::Ages;
 use crate::memory::log::pattern::Patterns;
 use crate::memory::pending::PendingRelease;
 use crate::memory::position::Positions;
 use crate::values::arena::Arena;
 use crate::values::few::Few;
-use crate::values::ids::{HoldId, MultiId, RecordId, SessionId, WaiterId};
+use crate::values::ids::{MultiId, RecordId, SessionId, WaiterId};
 use crate::values::limits::ROOM_KEPT;
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
@@ -205,10 +205,10 @@ pub(crate) struct LockTable {
     /// The patterns by which locks are counted.
     pub(crate) patterns: Patterns,
     /// When the first waiter of each queue began to wait, monotonic, in milliseconds.
-    waits_began: Ages<RecordId>,
+    waits_began: Ages,
     /// When the holds of sessions began, in microseconds of the wall clock. A hold whose beginning
     /// is not known is left out.
-    holds_began: Ages<HoldId>,
+    holds_began: Ages,
     /// How many queues are not empty.
     pub(crate) queues: usize,
     /// How many pending releases there are.
@@ -472,41 +472,33 @@ impl LockTable {
     // --- The longest wait and hold ---------------------------------------------------------------
 
     /// A session's hold of this lock begins, ends, or is a later one.
-    pub(crate) fn note_hold(
-        &mut self,
-        id: RecordId,
-        hold: HoldId,
-        before: Option<i64>,
-        after: Option<i64>,
-    ) {
-        if before == after {
-            return;
-        }
+    pub(crate) fn note_hold(&mut self, id: RecordId, before: Option<i64>, after: Option<i64>) {
         let pattern = self.records.get(id.0).map_or(0, |record| record.pattern);
-        if let Some(since_us) = before {
-            self.holds_began.remove(pattern, since_us, hold);
-        }
-        if let Some(since_us) = after {
-            self.holds_began.insert(pattern, since_us, hold);
-        }
+        self.holds_began.change(pattern, before, after);
     }
 
-    /// Counts by these patterns. The present holds of sessions have begun at these moments.
-    pub(crate) fn set_patterns(&mut self, patterns: &[u8], holds: &[(RecordId, HoldId, i64)]) {
+    /// Counts by these patterns from now on.
+    pub(crate) fn set_patterns(&mut self, patterns: &[u8], holds: &SessionHolds) {
         self.patterns.set(patterns);
-        (self.waits_began, self.holds_began) = (Ages::default(), Ages::default());
         for id in self.in_database(None) {
-            let first = self.first(id).map(|(_, first)| first.since);
             if let Some(record) = self.records.get_mut(id.0) {
                 record.pattern = self.patterns.number(&record.lock.name);
-                if let Some(since) = first {
-                    self.waits_began.insert(record.pattern, since, id);
-                }
             }
         }
-        for (id, hold, since_us) in holds {
-            self.note_hold(*id, *hold, None, Some(*since_us));
+        (self.waits_began, self.holds_began) = self.ages(holds);
+    }
+
+    /// When the first waits of the queues and the holds of sessions began, found by a walk.
+    pub(crate) fn ages(&self, holds: &SessionHolds) -> (Ages, Ages) {
+        let (mut waits, mut held) = <(Ages, Ages)>::default();
+        for (_, record) in self.records.iter() {
+            let first = record.queue.first.and_then(|id| self.waiters.get(id.0));
+            waits.change(record.pattern, None, first.map(|first| first.since));
+            for id in record.holds.all() {
+                held.change(record.pattern, None, holds.began_at(id));
+            }
         }
+        (waits, held)
     }
 
     /// The longest wait and hold of the locks with this pattern's number, or of all.
@@ -700,7 +692,8 @@ impl LockTable {
         queue.positions.joined(order);
         if queue.length == 1 {
             self.queues = self.queues.saturating_add(1);
-            self.waits_began.insert(pattern, now.mono_ms, record_id);
+            let since = Some(now.mono_ms);
+            self.waits_began.change(pattern, None, since);
         }
         if queue.unnoted.is_none() {
             queue.unnoted = Some(id);
@@ -733,11 +726,9 @@ impl LockTable {
         self.wait_ends.set(id, &mut waiter.wait_end, None);
         let record = self.records.get_mut(waiter.record.0).must_exist()?;
         if waiter.ahead.is_none() {
-            let (began, pattern) = (&mut self.waits_began, record.pattern);
-            began.remove(pattern, waiter.since, waiter.record);
-            if let Some(next) = waiter.behind.and_then(|next| self.waiters.get(next.0)) {
-                began.insert(pattern, next.since, waiter.record);
-            }
+            let next = waiter.behind.and_then(|next| self.waiters.get(next.0));
+            let (before, after) = (Some(waiter.since), next.map(|next| next.since));
+            self.waits_began.change(record.pattern, before, after);
         }
         let queue = &mut record.queue;
         match waiter.ahead.and_then(|ahead| self.waiters.get_mut(ahead.0)) {

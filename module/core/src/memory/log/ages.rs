@@ -1,48 +1,38 @@
 //! When the present waits, or the present holds, began: the earliest is found without a walk.
 
 use crate::memory::log::pattern::PATTERNS_MAX;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
-/// The beginnings of waits or holds, apart for each pattern's number (see `Patterns::number`).
-#[derive(Debug)]
-pub(crate) struct Ages<I>([BTreeSet<(i64, I)>; PATTERNS_MAX + 1]);
+/// How many began at each moment, apart for each pattern's number (see `Patterns::number`).
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ages(BTreeMap<(usize, i64), u32>);
 
-impl<I> Default for Ages<I> {
-    fn default() -> Self {
-        Self(std::array::from_fn(|_| BTreeSet::new()))
-    }
-}
-
-impl<I: Ord> Ages<I> {
-    pub(crate) fn insert(&mut self, pattern: usize, since: i64, id: I) {
-        if let Some(of_pattern) = self.0.get_mut(pattern) {
-            of_pattern.insert((since, id));
+impl Ages {
+    /// In the place of one that began at `before` there is one that began at `after`; none is none.
+    pub(crate) fn change(&mut self, pattern: usize, before: Option<i64>, after: Option<i64>) {
+        if before == after {
+            return;
         }
-    }
-
-    pub(crate) fn remove(&mut self, pattern: usize, since: i64, id: I) {
-        if let Some(of_pattern) = self.0.get_mut(pattern) {
-            of_pattern.remove(&(since, id));
+        if let Some(since) = after {
+            let count = self.0.entry((pattern, since)).or_default();
+            *count = count.saturating_add(1);
+        }
+        let Some(key) = before.map(|since| (pattern, since)) else {
+            return;
+        };
+        match self.0.get_mut(&key) {
+            Some(count) if *count > 1 => *count = count.saturating_sub(1),
+            _ => drop(self.0.remove(&key)),
         }
     }
 
     /// The earliest beginning under this pattern's number, or of all if none is named.
     pub(crate) fn earliest(&self, pattern: Option<usize>) -> Option<i64> {
-        let first = |of: &BTreeSet<(i64, I)>| of.first().map(|(since, _)| *since);
-        match pattern {
-            Some(pattern) => self.0.get(pattern).and_then(first),
-            None => self.0.iter().filter_map(first).min(),
-        }
-    }
-
-    #[cfg(debug_assertions)]
-    pub(crate) fn len(&self) -> usize {
-        self.0.iter().map(BTreeSet::len).sum()
-    }
-
-    #[cfg(debug_assertions)]
-    pub(crate) fn contains(&self, pattern: usize, since: i64, id: I) -> bool {
-        let of_pattern = self.0.get(pattern);
-        of_pattern.is_some_and(|of_pattern| of_pattern.contains(&(since, id)))
+        let numbers = pattern.map_or(0..=PATTERNS_MAX, |number| number..=number);
+        let first = |number| self.0.range((number, i64::MIN)..=(number, i64::MAX)).next();
+        numbers
+            .filter_map(first)
+            .map(|((_, since), _)| *since)
+            .min()
     }
 }

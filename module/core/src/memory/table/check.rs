@@ -6,9 +6,10 @@
     reason = "only tests run it, and the order of a hash map makes no difference to a sum"
 )]
 
+use crate::memory::hold::SessionHolds;
 use crate::memory::table::{LockRecord, LockTable, WaitQueue, Waiter, names_no_limit};
 use crate::values::few::Few;
-use crate::values::ids::{HoldId, RecordId, WaiterId};
+use crate::values::ids::{RecordId, WaiterId};
 use crate::values::mode::Mode;
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,17 +19,11 @@ impl LockTable {
         for (id, record) in self.records.iter() {
             self.check_record(RecordId(id), record);
             let walked = self.check_queue(RecordId(id), &record.queue);
-            let is_noted = |of: &Waiter| {
-                let began = &self.waits_began;
-                began.contains(record.pattern, of.since, RecordId(id))
-            };
-            assert!(walked.first().is_none_or(|of| is_noted(of)), "{record:?}");
             waiters += walked.len();
             queues += usize::from(!walked.is_empty());
             pending += record.pending.len();
         }
         assert_eq!((self.queues, self.pending), (queues, pending));
-        assert_eq!(self.waits_began.len(), queues, "when waits began");
         let named = self.databases.values().map(HashMap::len);
         assert_eq!(self.records.len(), named.sum(), "a record has no name");
         let places = self.waits.values().map(|places| places.iter().count());
@@ -106,13 +101,10 @@ impl LockTable {
         assert_eq!(place, Some(&id), "{waiter:?}");
     }
 
-    /// Asserts that the beginnings of these holds, of all sessions, are noted, and no others.
-    pub(crate) fn check_holds_began(&self, holds: &[(RecordId, HoldId, i64)]) {
-        for (id, hold, since_us) in holds {
-            let pattern = self.records.get(id.0).map_or(0, |record| record.pattern);
-            assert!(self.holds_began.contains(pattern, *since_us, *hold));
-        }
-        assert_eq!(self.holds_began.len(), holds.len(), "when holds began");
+    /// Asserts that the noted beginnings of waits and holds are those of all there are.
+    pub(crate) fn check_ages(&self, holds: &SessionHolds) {
+        let (waits, held) = self.ages(holds);
+        assert_eq!((&waits, &held), (&self.waits_began, &self.holds_began));
     }
 
     /// Whether the key of a lock is looked at again without a job.
