@@ -353,7 +353,7 @@ impl Decision<'_> {
     }
 
     pub(crate) fn lose(&mut self, id: HoldId, reason: Option<LostReason>) {
-        let Some(hold) = self.locks.forget_hold(id) else {
+        let Some(hold) = self.locks.forget_hold(id).must_exist() else {
             return;
         };
         let by_time = if hold.lease_over(self.now) {

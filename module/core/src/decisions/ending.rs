@@ -8,6 +8,7 @@ use crate::memory::log::metrics::count;
 use crate::memory::pending::PendingRelease;
 use crate::values::ids::HoldId;
 use crate::values::mode::Mode;
+use crate::values::must_exist::MustExist;
 use crate::values::token::Token;
 
 impl Decision<'_> {
@@ -75,7 +76,7 @@ impl Decision<'_> {
 
     /// Tells a session if its hold is lost.
     pub(crate) fn check_hold(&mut self, id: HoldId, stored: &Stored) {
-        let Some(hold) = self.locks.holds.get(id) else {
+        let Some(hold) = self.locks.holds.get(id).must_exist() else {
             return;
         };
         let mode = hold.mode;

@@ -10,6 +10,7 @@ use crate::memory::table::Waiter;
 use crate::values::ids::{RecordId, WaiterId};
 use crate::values::lock_key::LockKey;
 use crate::values::mode::{Kind, Mode};
+use crate::values::must_exist::MustExist;
 use crate::values::token::Token;
 use std::rc::Rc;
 
@@ -107,7 +108,7 @@ impl Decision<'_> {
                 return self.reconcile_now();
             }
         }
-        let Some((id, first)) = self.locks.table.first(queue) else {
+        let Some((id, first)) = self.locks.table.first(queue).must_exist() else {
             return;
         };
         let (multi, mode, owner) = (first.multi, first.mode, Rc::clone(&first.owner));
@@ -227,7 +228,7 @@ impl Decision<'_> {
             return self.check_after(stored.ends_at());
         }
         let hash = stored.permits();
-        let Some((id, _)) = self.locks.table.first(queue) else {
+        let Some((id, _)) = self.locks.table.first(queue).must_exist() else {
             return;
         };
         if hash.limit.is_none() && self.refuse_without_limit(queue) {

@@ -42,11 +42,12 @@ impl<'a> Options<'a> {
     }
 
     /// Reads the options that have these names, to the end or until CALL.
+    #[inline]
     pub(crate) fn read<I: Iterator<Item = &'a [u8]>>(
-        mut self,
+        &mut self,
         args: &mut Arguments<I>,
         names: &[&'static str],
-    ) -> Result<Self, CommandError> {
+    ) -> Result<(), CommandError> {
         while let Some(word) = args.option() {
             let mut known = names.iter();
             let name = known.find(|name| word.eq_ignore_ascii_case(name.as_bytes()));
@@ -78,7 +79,7 @@ impl<'a> Options<'a> {
                 _ => break,
             }
         }
-        Ok(self)
+        Ok(())
     }
 
     /// READ, WRITE or PERMITS: only one of them.

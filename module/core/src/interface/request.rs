@@ -57,7 +57,8 @@ impl<'a> Acquire<'a> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
-        let options = Options::counting_permits().read(
+        let mut options = Options::counting_permits();
+        options.read(
             &mut args,
             &[
                 "READ", "WRITE", "PERMITS", "OF", "BLOCK", "QUEUE", "SESSION", "WANTED", "ONCE",
@@ -116,8 +117,9 @@ impl<'a> Release<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
-        let options = Options::counting_permits()
-            .read(&mut args, &["READ", "WRITE", "PERMITS", "TOKEN", "LEASE"])?;
+        let mut options = Options::counting_permits();
+        let names = ["READ", "WRITE", "PERMITS", "TOKEN", "LEASE"];
+        options.read(&mut args, &names)?;
         Ok(Self {
             key,
             owner,
@@ -159,7 +161,8 @@ impl<'a> Renew<'a> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
-        let options = Options::default().read(
+        let mut options = Options::default();
+        options.read(
             &mut args,
             &["READ", "WRITE", "PERMITS", "TOKEN", "SESSION", "WANTED"],
         )?;
@@ -202,8 +205,8 @@ impl<'a> Guard<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
-        let options =
-            Options::default().read(&mut args, &["READ", "WRITE", "PERMITS", "TOKEN", "CALL"])?;
+        let mut options = Options::default();
+        options.read(&mut args, &["READ", "WRITE", "PERMITS", "TOKEN", "CALL"])?;
         Ok(Self {
             key,
             owner,
@@ -254,8 +257,8 @@ impl<'a> MultiAcquire<'a> {
         let owner = owner(args.next()?)?;
         let lease = parse::lease(args.next()?)?;
         let keys = keys(&mut args)?;
-        let options =
-            Options::default().read(&mut args, &["BLOCK", "QUEUE", "SESSION", "WANTED", "ONCE"])?;
+        let mut options = Options::default();
+        options.read(&mut args, &["BLOCK", "QUEUE", "SESSION", "WANTED", "ONCE"])?;
         Ok(Self {
             owner,
             lease,
@@ -317,12 +320,13 @@ impl<'a> MultiRenew<'a> {
         let owner = owner(args.next()?)?;
         let lease = parse::lease(args.next()?)?;
         let keys = keys(&mut args)?;
-        let session = Options::default().read(&mut args, &["SESSION"])?.session;
+        let mut options = Options::default();
+        options.read(&mut args, &["SESSION"])?;
         Ok(Self {
             owner,
             lease,
             keys,
-            session,
+            session: options.session,
         })
     }
 }
@@ -375,7 +379,8 @@ impl<'a> Cancel<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
-        let options = Options::default().read(&mut args, &["READ", "WRITE", "PERMITS"])?;
+        let mut options = Options::default();
+        options.read(&mut args, &["READ", "WRITE", "PERMITS"])?;
         let mode = options.mode.map(|_| options.mode(owner)).transpose()?;
         Ok(Self { key, owner, mode })
     }
@@ -440,7 +445,8 @@ impl<'a> List<'a> {
     /// The first argument that is out of bounds, and the first word that is not an option.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
-        let options = Options::default().read(&mut args, &["MATCH", "COUNT"])?;
+        let mut options = Options::default();
+        options.read(&mut args, &["MATCH", "COUNT"])?;
         Ok(Self {
             pattern: options.pattern,
             count: options.count,
@@ -496,7 +502,8 @@ impl<'a> Events<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let session = parse::session(args.next()?)?;
-        let options = Options::default().read(&mut args, &["EPOCH", "AFTER", "BLOCK", "GRACE"])?;
+        let mut options = Options::default();
+        options.read(&mut args, &["EPOCH", "AFTER", "BLOCK", "GRACE"])?;
         Ok(Self {
             session,
             epoch: options.epoch,

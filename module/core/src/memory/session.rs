@@ -136,7 +136,7 @@ pub(crate) struct Sessions {
     pub(crate) listen_ends: Deadlines<SessionId>,
     pub(crate) grace_ends: Deadlines<SessionId>,
     /// How many unacknowledged events all sessions have.
-    unacknowledged: usize,
+    pub(crate) unacknowledged: usize,
     /// As in [`SessionLimits`], from the last EVENTS; none before the first.
     events_max: Option<u32>,
     /// Sessions that were found with more unacknowledged events than `events_max`.
@@ -148,10 +148,6 @@ pub(crate) struct Sessions {
 impl Sessions {
     pub(crate) fn len(&self) -> usize {
         self.arena.len()
-    }
-
-    pub(crate) fn unacknowledged(&self) -> usize {
-        self.unacknowledged
     }
 
     /// The session that this user names, if it has a connection and that has heard of its life.

@@ -323,7 +323,7 @@ impl Locks {
             locks: self.table.queues,
             pending_releases: self.table.pending,
             sessions: self.sessions.len(),
-            unacknowledged_events: self.sessions.unacknowledged(),
+            unacknowledged_events: self.sessions.unacknowledged,
             session_holds: self.holds.len(),
         }
     }

@@ -345,7 +345,7 @@ impl LockTable {
         if !is_idle {
             return;
         }
-        let Some(record) = self.records.remove(id.0) else {
+        let Some(record) = self.records.remove(id.0).must_exist() else {
             return;
         };
         if let Some(names) = self.databases.get_mut(&record.lock.db) {
@@ -419,7 +419,7 @@ impl LockTable {
 
     /// Makes this owner's first pending release the lock's next one. False if it has none there.
     pub(crate) fn bring_forward(&mut self, id: RecordId, owner: &[u8]) -> bool {
-        let Some(record) = self.records.get_mut(id.0) else {
+        let Some(record) = self.records.get_mut(id.0).must_exist() else {
             return false;
         };
         let mut of_owner = record
@@ -917,7 +917,7 @@ impl LockTable {
 
     /// Makes no more looks at a lock that has neither waiters nor pending releases.
     fn look_no_more_if_done(&mut self, id: RecordId) {
-        let Some(record) = self.records.get_mut(id.0) else {
+        let Some(record) = self.records.get_mut(id.0).must_exist() else {
             return;
         };
         if record.queue.length == 0 && record.pending.is_empty() {

@@ -253,7 +253,7 @@ impl Decision<'_> {
     }
 
     fn decide_several(&mut self, multi: MultiId, locks: &[LockKey], read: &Read<'_>) {
-        if let Some(multi) = self.locks.multis.get_mut(multi) {
+        if let Some(multi) = self.locks.multis.get_mut(multi).must_exist() {
             multi.marked = false;
         }
         self.locks.agenda.pop_now();

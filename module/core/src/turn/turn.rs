@@ -241,7 +241,7 @@ impl Locks {
     #[inline]
     pub fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
         // The common case: the command is decided, and there is no work for others.
-        if matches!(turn.phase, Phase::Drain) && self.agenda.is_idle() {
+        if matches!(turn.phase, Phase::Drain) && self.agenda.first_now().is_none() {
             return None;
         }
         self.find_task(turn, now)

@@ -71,7 +71,7 @@ const BYTES_MAX: usize = 8 << 20;
 /// An entry of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogEntry {
-    /// What a reader sees who may read all locks, but for the names in the details.
+    /// The entry as a reader sees it who may read all locks, without the names in the details.
     view: LogView,
     details: Details,
     /// How often the same event has happened again while this was the newest entry.
