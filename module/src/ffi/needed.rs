@@ -56,8 +56,8 @@ pub(crate) fn can_close_clients() -> bool {
 pub(super) static PUBLISH: Needed = Needed::new(&[c"PUBLISH"]);
 pub(super) static SPUBLISH: Needed = Needed::new(&[c"SPUBLISH"]);
 
-/// Without one of each no lock is safe, and no other command does the same. (`HMSET` does the same as
-/// `HSET`, but a replica that has only one of them would miss the changes that its primary sends
+/// Without one of each no lock is safe, and no other command does the same. (`HMSET` does the same
+/// as `HSET`, but a replica that has only one of them would miss the changes that its primary sends
 /// with the other. For `DELETE` that risk is worth it, since many servers have no `DEL`.) The
 /// server puts `MULTI` and `EXEC` around writes that are replicated together, and `SELECT` before
 /// those of another database.

@@ -227,8 +227,8 @@ impl Task {
     }
 
     /// Whether the decision needs the key's expiry and the ends of the readers' leases, for a
-    /// read-write lock. It does not if the command's owner is the only holder, has entered once, and
-    /// gives the lock back.
+    /// read-write lock. It does not if the command's owner is the only holder, has entered once,
+    /// and gives the lock back.
     pub fn needs_readers_ends(&self, own: Option<Count>, others: bool) -> bool {
         others || self.verb != Verb::Release || own != Some(Count::Valid(1))
     }
