@@ -1,4 +1,4 @@
-//! What a user hears while `rlock run` waits: who holds the lock.
+//! The line about the holder of the lock that `rlock run` prints while it waits.
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal as _};
@@ -15,11 +15,11 @@ use crate::run::Plan;
 use crate::run::held::Wait;
 use crate::server::Fleet;
 
-/// How long a wait lasts before it is said who holds the lock: on a terminal, and with --verbose.
+/// A wait has lasted for this long when the line is printed: on a terminal, and with --verbose.
 const PATIENCE: Duration = Duration::from_secs(1);
 const SHORT_PATIENCE: Duration = Duration::from_millis(200);
 
-/// Says once who holds the lock, if the wait lasts. The caller drops this when the wait ends.
+/// Prints the line once, if the wait lasts. The caller drops this future when the wait ends.
 pub(super) async fn say_who_holds(plan: &Plan, connection: &Connection) -> Infallible {
     let is_heard = plan.verbose || io::stderr().is_terminal();
     if is_heard && plan.wait != Wait::AtMost(Duration::ZERO) {
