@@ -33,7 +33,7 @@ pub(crate) enum Command {
     Ls(Listing),
     /// Show the holder of a lock and its queue
     Info(Info),
-    /// Show why a lock is taken, or an owner waits: the holder, the lock that it waits for, and so on
+    /// Show why a lock is taken, or an owner waits: the holder, the lock that it waits for, and on
     Why(Why),
     /// Tell what happened lately: holds lost or broken, deadlocks, long waits
     Log(Listing),
@@ -224,7 +224,7 @@ pub(crate) struct Run {
     #[arg(short = 'x', long)]
     pub(crate) exclusive: bool,
 
-    /// Take N of the LIMIT permits of a semaphore; without LIMIT the limit that `rlock limit` has set
+    /// Take N of the LIMIT permits of a semaphore; without LIMIT the one that `rlock limit` has set
     #[arg(
         long,
         value_name = "N[/LIMIT]",
