@@ -226,7 +226,7 @@ impl Connection {
 }
 
 /// Under which name operators find the session.
-fn label() -> String {
+pub(crate) fn label() -> String {
     let host = nix::unistd::gethostname().unwrap_or_default();
     format!("rlock:{}:{}", host.display(), std::process::id())
 }
