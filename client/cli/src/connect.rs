@@ -87,15 +87,6 @@ impl Connection {
         connected.map_err(|error| self.failure(&error, &[]))
     }
 
-    fn only_url(&self) -> Result<&str, Failure> {
-        match &self.url[..] {
-            [url] => Ok(url),
-            _ => Err(Failure::usage(
-                "several URLs are for --cluster, or for --sentinel NAME",
-            )),
-        }
-    }
-
     fn certified(&self, mut builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
         let (authority, own) = self.certificates()?;
         if let Some(authority) = authority {
@@ -123,9 +114,21 @@ impl Connection {
             let urls = self.url.iter().map(|url| url::read(&self.with_tls(url)));
             return urls.collect();
         }
-        if !self.cluster {
-            self.only_url()?;
+        if self.names_each_node() {
+            return Err(Failure::usage(
+                "several URLs are for --cluster, --sentinel NAME, or the exporter",
+            ));
         }
+        self.infos_of_each()
+    }
+
+    /// Whether the URLs are of several servers that belong together in no way that is known here.
+    pub(crate) fn names_each_node(&self) -> bool {
+        self.url.len() > 1 && !self.cluster && self.sentinel.is_none()
+    }
+
+    /// The servers by their URLs, also if there are several.
+    pub(crate) fn infos_of_each(&self) -> Result<Vec<ConnectionInfo>, Failure> {
         let urls = self.url.iter().map(|url| url::read(&self.with_tls(url)));
         urls.map(|info| info.map(|info| self.as_user(info)))
             .collect()
@@ -223,7 +226,7 @@ impl Connection {
 }
 
 /// Under which name operators find the session.
-fn label() -> String {
+pub(crate) fn label() -> String {
     let host = nix::unistd::gethostname().unwrap_or_default();
     format!("rlock:{}:{}", host.display(), std::process::id())
 }

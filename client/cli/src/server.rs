@@ -125,11 +125,11 @@ fn said(error: &RedisError, user: &str, key: Option<&[u8]>) -> String {
     }
 }
 
-/// What to do if a server sends to another one.
+/// The advice after `MOVED`.
 pub(crate) const IS_IN_A_CLUSTER: &str =
     "it is a node of a cluster, and the lock is at another node: add --cluster";
 
-/// What to do at a replica.
+/// The advice after `READONLY`.
 pub(crate) const IS_A_REPLICA: &str =
     "READONLY it is a replica: --url has to lead to the primary, or to sentinels with --sentinel";
 
@@ -202,22 +202,36 @@ impl Found {
         };
         let like = infos.into_iter().next();
         let like = like.ok_or_else(|| Failure::usage("no URL"))?;
-        let opened = slots.primaries.iter().map(|address| {
-            let (connection, info) = (connection.clone(), at(like.clone(), address));
-            async move { open(&connection, info?).await }
+        let infos = slots.primaries.iter();
+        let infos = infos.map(|address| at(like.clone(), address));
+        Ok(Self {
+            unserved: slots.unserved,
+            ..Self::open_each(connection, infos.collect::<Result<_, _>>()?).await
+        })
+    }
+
+    /// Connects to the server of each URL: a primary and its replicas, say.
+    pub(crate) async fn each(connection: &Connection) -> Result<Self, Failure> {
+        Ok(Self::open_each(connection, connection.infos_of_each()?).await)
+    }
+
+    async fn open_each(connection: &Connection, infos: Vec<ConnectionInfo>) -> Self {
+        let opened = infos.iter().map(|info| {
+            let (connection, info) = (connection.clone(), info.clone());
+            async move { open(&connection, info).await }
         });
         let (mut nodes, mut unreachable) = (Vec::new(), Vec::new());
-        for (address, opened) in slots.primaries.iter().zip(all_of(opened).await) {
+        for (info, opened) in infos.iter().zip(all_of(opened).await) {
             match opened {
                 Some(Ok(node)) => nodes.push(node),
-                _ => unreachable.push(address.clone()),
+                _ => unreachable.push(address_of(info)),
             }
         }
-        Ok(Self {
+        Self {
             nodes,
             unreachable,
-            unserved: slots.unserved,
-        })
+            unserved: 0,
+        }
     }
 }
 

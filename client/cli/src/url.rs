@@ -1,4 +1,5 @@
-//! URLs of servers: read with an explanation of what is wrong, and written for the client.
+//! URLs of servers: they are read, with an explanation of the wrong part, and written for the
+//! client.
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _};
 

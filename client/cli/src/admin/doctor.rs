@@ -426,6 +426,16 @@ impl Examined {
                 "CONFIG SET maxmemory-policy noeviction, or keep locks on a server of their own",
             ));
         }
+        let limit = self.config("maxmemory").parse().unwrap_or_default();
+        if limited && policy == "noeviction" && self.number("used_memory") >= limit {
+            found.push((
+                "memory",
+                "maxmemory is reached: nobody can take a lock (OOM); held locks can be renewed and \
+                 given back"
+                    .to_owned(),
+                "CONFIG SET maxmemory to more, or delete other keys",
+            ));
+        }
     }
 
     fn survives_a_restart(&self, found: &mut Found) {

@@ -60,7 +60,7 @@ pub(crate) fn holders(info: &Json) -> Vec<&Json> {
     }
 }
 
-/// What is known of a hash without TTL: neither RLOCK nor Redisson writes one.
+/// A note on a hash without TTL: neither RLOCK nor Redisson writes one.
 pub(crate) fn foreign(info: &Json) -> Option<&'static str> {
     let is_foreign = field(info, "owner").is_some() && number(info, "ttl-ms") == -1;
     let is_data = is_foreign && info.get("count").is_some_and(Json::is_null);

@@ -1,4 +1,4 @@
-//! What a user hears while `rlock run` waits: who holds the lock.
+//! The line about the holder of the lock that `rlock run` prints while it waits.
 
 use std::convert::Infallible;
 use std::io::{self, IsTerminal as _};
@@ -8,18 +8,18 @@ use serde_json::Value as Json;
 use tokio::time::sleep;
 
 use crate::admin::info;
-use crate::connect::Connection;
+use crate::connect::{Connection, label};
 use crate::exit::warn;
 use crate::reply::{given, number, shown, shown_names, time};
 use crate::run::Plan;
 use crate::run::held::Wait;
 use crate::server::Fleet;
 
-/// How long a wait lasts before it is said who holds the lock: on a terminal, and with --verbose.
+/// A wait has lasted for this long when the line is printed: on a terminal, and with --verbose.
 const PATIENCE: Duration = Duration::from_secs(1);
 const SHORT_PATIENCE: Duration = Duration::from_millis(200);
 
-/// Says once who holds the lock, if the wait lasts. The caller drops this when the wait ends.
+/// Prints the line once, if the wait lasts. The caller drops this future when the wait ends.
 pub(super) async fn say_who_holds(plan: &Plan, connection: &Connection) -> Infallible {
     let is_heard = plan.verbose || io::stderr().is_terminal();
     if is_heard && plan.wait != Wait::AtMost(Duration::ZERO) {
@@ -29,25 +29,38 @@ pub(super) async fn say_who_holds(plan: &Plan, connection: &Connection) -> Infal
             PATIENCE
         };
         sleep(patience).await;
-        // A user who may not ask hears only that it waits.
-        let mut line = format!("waiting for {}", shown_names(&plan.names));
-        if let Ok(fleet) = Fleet::connect(connection).await {
-            for name in &plan.names {
-                let info = info::ask(&fleet, name).await.unwrap_or_default();
-                line.extend(held_by(&shown(&given(name)), &info));
-            }
+        let (holders, is_known) = ask(plan, connection).await;
+        // A server that is far away takes its time, and nobody may hold the lock. A user who may
+        // not ask hears only that it waits.
+        if plan.verbose || !is_known || !holders.is_empty() {
+            warn(format!("waiting for {}{holders}", shown_names(&plan.names)));
         }
-        warn(line);
     }
     std::future::pending().await
 }
 
-/// A part of the line, if the lock is held.
+/// The holders of the locks, and whether all could be asked for.
+async fn ask(plan: &Plan, connection: &Connection) -> (String, bool) {
+    let (mut holders, mut is_known) = (String::new(), true);
+    let Ok(fleet) = Fleet::connect(connection).await else {
+        return (holders, false);
+    };
+    for name in &plan.names {
+        match info::ask(&fleet, name).await {
+            Ok(info) => holders.extend(held_by(&shown(&given(name)), &info)),
+            Err(_) => is_known = false,
+        }
+    }
+    (holders, is_known)
+}
+
+/// A part of the line, if another process holds the lock. Of several read-write locks this one may
+/// hold some already.
 fn held_by(name: &str, info: &Json) -> Option<String> {
-    if info::holders(info).is_empty() {
+    let (who, held) = (info::who_holds(info), info::longest_held(info));
+    if info::holders(info).is_empty() || who.starts_with(&label()) {
         return None;
     }
-    let (who, held) = (info::who_holds(info), info::longest_held(info));
     let held = match held {
         Json::Null => String::new(),
         held => format!(" for {}", time(&held)),

@@ -492,6 +492,17 @@ fn doctor_finds_each_thing_that_is_unsafe() {
     assert_eq!(found(&server, 0), Vec::<String>::new(), "there is no limit");
     server.run("CONFIG SET maxmemory 1gb");
     assert_eq!(found(&server, 1), ["eviction"]);
+    server.run("CONFIG SET maxmemory-policy noeviction");
+    assert_eq!(found(&server, 0), Vec::<String>::new(), "there is room");
+    server.run("CONFIG SET maxmemory 100kb");
+    assert!(
+        server
+            .run("RLOCK.ACQUIRE a alice 1000")
+            .error()
+            .starts_with("OOM")
+    );
+    assert_eq!(found(&server, 1), ["memory"]);
+    server.run("CONFIG SET maxmemory-policy allkeys-lru");
     server.run("CONFIG SET maxmemory 0");
     server.run("CONFIG SET appendonly yes");
     // The server does not end before the first AOF is there.

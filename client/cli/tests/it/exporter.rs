@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use rlock_tests::{Server, Shards, eventually};
+use rlock_tests::{Pair, Server, Shards, eventually};
 use serde_json::Value as Json;
 
 use crate::program::{PROGRAM, Running, quiet_status, rlock, url};
@@ -200,6 +200,25 @@ fn every_node_of_a_cluster_is_there_and_a_replica_that_takes_over() {
         let all = now.all(|node| metrics.contains(&line(&node.address(), 1)));
         (killed.is_some() && all).then_some(())
     });
+}
+
+/// One exporter for both: another one beside each would ask every node twice after a failover.
+#[test]
+fn a_primary_and_its_replica_are_two_nodes_of_one_exporter() {
+    let mut pair = Pair::start();
+    let urls = [url(&pair.primary), url(&pair.replica)].join(",");
+    let exporter = Exporter::start(&["--url", &urls]);
+    let (primary, replica) = (pair.primary.address(), pair.replica.address());
+    let metrics = exporter.metrics();
+    for node in [&primary, &replica] {
+        assert!(metrics.contains(&line(node, 1)), "{metrics}");
+    }
+    pair.primary.kill();
+    let metrics = exporter.metrics();
+    assert!(metrics.contains(&line(&primary, 0)), "{metrics}");
+    assert!(metrics.contains(&line(&replica, 1)), "{metrics}");
+    // Other commands would not know which of the two to ask.
+    assert_eq!(quiet_or_not(&["--url", &urls, "ls"]), Some(64));
 }
 
 #[test]

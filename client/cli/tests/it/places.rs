@@ -232,7 +232,7 @@ fn name_and_password_reach_the_server_wherever_they_stand() {
     );
 }
 
-/// Whatever the command is, and never a word of the URL, which may have a password.
+/// In every command, and without a word of the URL, which may have a password.
 #[test]
 fn a_url_that_cannot_be_read_has_one_status_and_the_part_is_named() {
     for words in [

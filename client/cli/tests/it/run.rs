@@ -893,7 +893,7 @@ fn with_verbose_it_says_who_holds_the_lock_and_how_long_the_wait_took() {
     assert_eq!((waiter.status(), lines.next()), (0, None));
 }
 
-/// Two commands must not run at once, whoever has given the lock back.
+/// Two commands must not run at once, also if the first one gave its lock back itself.
 #[test]
 fn a_command_that_gives_its_lock_back_early_is_ended() {
     let server = Server::start();
