@@ -34,7 +34,7 @@ mod table;
 use table::{Call, CallId, Phase, SlotId, State, Table};
 
 mod context;
-pub(crate) use context::{Context, Settings};
+pub(crate) use context::{Context, Handle, Settings};
 
 mod held;
 
@@ -42,6 +42,8 @@ pub(crate) use held::{Held, Helds, lost};
 
 pub(crate) mod renew;
 pub(crate) use renew::Aim;
+
+mod turns;
 
 pub(crate) mod acquire;
 
@@ -55,4 +57,4 @@ mod listen;
 pub(crate) use listen::wanted;
 
 mod keep;
-pub(crate) use keep::{Keeper, KeptKey};
+pub(crate) use keep::KeptKey;

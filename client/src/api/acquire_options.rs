@@ -11,14 +11,13 @@ use tokio::time::{Instant, timeout_at};
 use crate::api::Guard;
 use crate::locks::Helds;
 use crate::locks::acquire::acquire;
-use crate::locks::{Context, HoldOptions, Keeper, KeptKey, Owner, Request};
+use crate::locks::{Handle, HoldOptions, KeptKey, Owner, Request};
 use crate::wire::{Mode, WaitMode};
 use crate::{Error, MILLIS_MAX, part, whole_millis, within};
 
 #[derive(Clone)]
 pub(crate) struct AcquireOptions {
-    pub(crate) context: Arc<Context>,
-    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) context: Arc<Handle>,
     pub(crate) names: SmallVec<[Arc<[u8]>; 1]>,
     pub(crate) lease: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
@@ -82,23 +81,47 @@ impl AcquireOptions {
             let both = "a lock is kept for whoever comes next here, or has an owner: not both";
             return Err(Error::refused(both));
         }
-        if self.context.background.closing.is_cancelled() {
-            return Err(Error::shut_down());
-        }
-        let kept = self.keeper.lock(KeptKey {
+        let key = KeptKey {
             name: self.names.first().cloned().unwrap_or_default(),
             options: self.hold_options(),
             idle,
-        });
-        if let Some(held) = kept.take_now() {
+        };
+        if let Some(held) = self.context.take_idle(&key) {
             // Without this, a task that only takes a kept lock again and again would block the
             // other tasks of its thread, and so never hear that the lock is wanted.
             consume_budget().await;
             return Ok(Guard::of(smallvec![held]));
         }
-        // As above.
-        let taken = Box::pin(kept.take(&self.context, wait_mode)).await;
-        taken.map(|held| Guard::of(smallvec![held]))
+        let request = Request {
+            kept: Some(Arc::new(key)),
+            ..self.request(
+                &self.context.owner().of_kept(),
+                Mode::Plain,
+                &self.names,
+                wait_mode,
+            )
+        };
+        // Most calls do not come here, and their futures need not have the room for it.
+        Box::pin(acquire(&self.context, request))
+            .await
+            .map(Guard::of)
+    }
+
+    fn request(
+        &self,
+        owner: &Owner,
+        mode: Mode,
+        names: &[Arc<[u8]>],
+        wait_mode: WaitMode,
+    ) -> Request {
+        Request {
+            owner: owner.clone(),
+            names: names.iter().cloned().collect(),
+            mode,
+            options: self.hold_options(),
+            wait_mode,
+            kept: None,
+        }
     }
 
     async fn take_part(
@@ -108,15 +131,7 @@ impl AcquireOptions {
         names: &[Arc<[u8]>],
         wait_mode: WaitMode,
     ) -> Result<Helds, Error> {
-        let request = Request {
-            owner: owner.clone(),
-            names: names.iter().cloned().collect(),
-            mode,
-            options: self.hold_options(),
-            wait_mode,
-            was_held_up: false,
-        };
-        acquire(&self.context, request).await
+        acquire(&self.context, self.request(owner, mode, names, wait_mode)).await
     }
 
     /// Takes the names of one slot after the other, in the order in which everybody does.

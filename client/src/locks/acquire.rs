@@ -7,59 +7,47 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::task::coop::consume_budget;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::backoff::Backoff;
 use crate::error::{Code, Error};
-use crate::locks::table::{Turn, Unsettled};
+use crate::locks::table::Turn;
+use crate::locks::turns::{Begun, Turns};
 use crate::locks::{
-    Aim, Call, CallId, Context, CountsOn, Grant, Held, Helds, Hold, Phase, Request, SlotId, State,
+    Aim, Call, CallId, Context, CountsOn, Grant, Held, Helds, Hold, Phase, Request, State, keep,
     renew,
 };
 use crate::time::MILLI;
 use crate::topology::{Node, Route};
 use crate::wire::reply::{read_acquired, read_by};
 use crate::wire::{Acquired, Event, Manner, Outcome, Sending, Session, WaitMode, What, request};
-use crate::{metrics, task, trace, wire};
+use crate::{metrics, task, wire};
 
 /// Takes the locks that the request names.
 pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<Helds, Error> {
     check(context, &request)?;
-    let since = Instant::now();
-    let request = Arc::new(request);
-    let span = trace::wait(
-        String::from_utf8_lossy(request.names.first().map_or(&[], |name| name)),
-        &request.owner,
-        request.mode,
-    );
-    let turn = take_turns(context, &request).await;
-    if turn.is_err() {
+    let (since, waits) = (Instant::now(), request.wait_mode.waits());
+    let mut turns = Turns::new(context, request);
+    let begun = match turns.take().await {
+        Ok(()) => turns.begin().await,
+        Err(error) => Err(error),
+    };
+    let has_asked = matches!(begun, Ok(Begun::Asked(_)));
+    let span = turns.request.span();
+    let helds = match begun {
+        Ok(Begun::Asked(mut pending)) => pending.answer(since).await,
+        Ok(Begun::Held(helds)) => Ok(helds),
+        Err(error) => Err(error),
+    };
+    if !has_asked {
+        // Without this, a task that does nothing else would starve the others of its thread.
         consume_budget().await;
     }
-    let mut turn = turn?;
-    let begun = loop {
-        turn.settled_in_time(since).await?;
-        if let Some(begun) = turn.begin() {
-            break begun;
-        }
-    };
-    let helds = match begun {
-        Begun::Held(helds) => {
-            // Without this, a task that does nothing else would starve the others of its thread.
-            consume_budget().await;
-            Ok(helds)
-        }
-        Begun::Asked(mut pending) => {
-            let helds = pending.answer_in_time(since).await;
-            if request.wait_mode.waits() {
-                span.waited(since);
-                metrics::waited(since);
-            }
-            helds
-        }
-    }?;
+    if waits && (has_asked || turns.has_waited) {
+        span.waited(since);
+        metrics::waited(since);
+    }
     // The next call of this owner begins only after this one is acknowledged.
-    acknowledged(context, helds).await
+    acknowledged(context, helds?).await
 }
 
 async fn acknowledged(context: &Arc<Context>, helds: Helds) -> Result<Helds, Error> {
@@ -87,278 +75,51 @@ fn check(context: &Context, request: &Request) -> Result<(), Error> {
     Ok(())
 }
 
-/// It is a caller's turn at each of these, or not yet.
-struct Turns {
-    context: Arc<Context>,
-    request: Arc<Request>,
-    slots: SmallVec<[SlotId; 1]>,
-    /// At the last of them it waits.
-    line: Option<u64>,
-}
-
-/// Takes the turn at each slot, in the order of the names. All calls use this order, so two calls
-/// for several locks never wait for each other's turns in a circle.
-async fn take_turns(context: &Arc<Context>, request: &Arc<Request>) -> Result<Turns, Error> {
-    let mut turns = Turns {
-        context: Arc::clone(context),
-        request: Arc::clone(request),
-        slots: SmallVec::new(),
-        line: None,
-    };
-    let mut names = request.names.clone();
-    names.sort_unstable();
-    for name in names {
-        let target = request.target(&name);
-        let waiting = context.table.with(|state| {
-            let slot = state.slot(&target);
-            turns.slots.push(slot);
-            if state.turn(slot).is_none() {
-                state.take_turn(slot, Turn::Next(NOT_IN_LINE));
-                return Ok(None);
-            }
-            let is_queued = |(_, call): (_, &mut Call)| matches!(call.phase, Phase::Waiting { .. });
-            if !request.wait_mode.waits() && state.call_at(slot).is_some_and(is_queued) {
-                return Err(Error::not_acquired(Some(Duration::ZERO)));
-            }
-            Ok(Some(state.line_up(slot, request.wait_mode.waits())))
-        });
-        match waiting {
-            Ok(None) => {}
-            Ok(Some((number, told))) => {
-                turns.line = Some(number);
-                turns.wait(told).await?;
-                turns.line = None;
-            }
-            Err(error) => {
-                turns.slots.pop();
-                return Err(error);
-            }
-        }
-    }
-    Ok(turns)
-}
-
-impl Turns {
-    /// Waits for the turn. Behind a call in the server's queue it waits as long as its own caller
-    /// would; behind any other command, no longer than a reply may take.
-    async fn wait(&self, mut told: oneshot::Receiver<()>) -> Result<(), Error> {
-        let context = &self.context;
-        let deadline = match self.request.wait_mode {
-            WaitMode::Until(deadline) => Some(deadline),
-            WaitMode::None | WaitMode::Forever => None,
-        };
-        let mut looked = Instant::now();
-        loop {
-            let next = looked
-                .checked_add(context.router.response_timeout)
-                .unwrap_or(looked);
-            let at = deadline.map_or(next, |deadline| deadline.min(next));
-            tokio::select! {
-                biased;
-                told = &mut told => {
-                    // The call before has joined the server's queue, and a try does not wait there.
-                    let refused = |_| Error::not_acquired(Some(Duration::ZERO));
-                    return told.map_err(refused);
-                }
-                () = context.background.closing.cancelled() => return Err(Error::shut_down()),
-                () = sleep_until(at) => {}
-            }
-            let slot = self.slots.last().copied().unwrap_or_default();
-            let is_queued = context.table.with(|state| {
-                // A call that waits for its turn at another lock counts as a wait too.
-                let is_next = matches!(state.turn(slot), Some(Turn::Next(_)));
-                let call = state.call_at(slot);
-                is_next || call.is_some_and(|(_, call)| call.was_queued)
-            });
-            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                return Err(Error::not_acquired(Some(Duration::ZERO)));
-            }
-            if is_queued && !self.request.wait_mode.waits() {
-                return Err(Error::not_acquired(Some(Duration::ZERO)));
-            }
-            if !is_queued {
-                return Err(self.busy());
-            }
-            looked = Instant::now();
-        }
-    }
-
-    fn busy(&self) -> Error {
-        let busy = "an earlier command of this owner is not answered";
-        let trouble = self.context.router.trouble();
-        trouble.unwrap_or_else(|| Error::unavailable(busy))
-    }
-
-    /// Clears up the owner's former holds at these locks before it asks for them.
-    ///
-    /// A lost hold that the server may still have is released first. The reply to a MACQUIRE names
-    /// one token for all locks, so it would give a lock with an earlier token the wrong one. A hold
-    /// of a former life of the session is renewed first. The server may have granted the lock to
-    /// another owner since; the hold's guards end in time, but a new guard must not begin on it.
-    async fn settled(&self) -> Result<(), Error> {
-        let context = &self.context;
-        while let Some(unsettled) = context.table.with(|state| state.unsettled(&self.slots)) {
-            let settled = match &unsettled {
-                Unsettled::Lost(hold) => context.release_lost(hold).await,
-                Unsettled::OfFormerLife(hold) => renew::ask(context, hold, Aim::Hold).await,
-            };
-            match settled {
-                Err(error) if !error.is_lost() => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// The same, within the time for a reply.
-    async fn settled_in_time(&self, since: Instant) -> Result<(), Error> {
-        let limit = since.checked_add(self.context.router.response_timeout);
-        let settled = timeout_at(limit.unwrap_or(since), self.settled()).await;
-        settled.unwrap_or_else(|_| Err(self.busy()))
-    }
-
-    /// It is its turn everywhere: takes part in what the owner holds, and asks for the rest.
-    /// Nothing, if something was lost meanwhile.
-    fn begin(&mut self) -> Option<Begun> {
-        let (context, request) = (Arc::clone(&self.context), Arc::clone(&self.request));
-        let (reply, answer) = oneshot::channel();
-        let now = Instant::now();
-        let begun = context.table.with(|state| {
-            if state.unsettled(&self.slots).is_some() {
-                return None;
-            }
-            let slots = std::mem::take(&mut self.slots);
-            let mut missing = SmallVec::<[(Arc<[u8]>, SlotId); 1]>::new();
-            let mut held = Helds::new();
-            let mut names = request.names.clone();
-            names.sort_unstable();
-            for (name, slot) in names.into_iter().zip(slots) {
-                match state.live(slot, now) {
-                    Some(present) => {
-                        present.gains_guard();
-                        held.push(Held::new(&context, present, slot));
-                        state.pass_turn(slot);
-                    }
-                    None => missing.push((name, slot)),
-                }
-            }
-            let Some((first, _)) = missing.first() else {
-                return Some(Ok(held));
-            };
-            let home = context.router.home(first);
-            let (names, slots) = missing
-                .into_iter()
-                .unzip::<_, _, SmallVec<_>, SmallVec<_>>();
-            let id = state.begin(|number| Call {
-                number,
-                request: Arc::clone(&request),
-                names,
-                slots,
-                held,
-                phase: Phase::Pausing,
-                asked: 0,
-                session: Arc::clone(&home.session),
-                early: Vec::new(),
-                reply,
-                pending: context.background.pending.token(),
-                since: now,
-                was_queued: request.was_held_up,
-                tries: 0,
-                backoff: Backoff::new(),
-            });
-            Some(Err(id))
-        });
-        Some(match begun? {
-            Ok(held) => Begun::Held(in_order(held, &request)),
-            Err(id) => {
-                context.ask(id, None);
-                Begun::Asked(Pending {
-                    context,
-                    request,
-                    id,
-                    answer,
-                })
-            }
-        })
-    }
-}
-
-impl Drop for Turns {
-    fn drop(&mut self) {
-        let mut slots = std::mem::take(&mut self.slots);
-        if let Some(number) = self.line
-            && let Some(last) = slots.pop()
-        {
-            let is_turn = |state: &mut State| state.leave_line(last, number);
-            slots.extend(self.context.table.with(is_turn).then_some(last));
-        }
-        slots
-            .into_iter()
-            .for_each(|slot| self.context.pass_turn(slot));
-    }
-}
-
-/// The parts in the order of the names.
-fn in_order(mut held: Helds, request: &Request) -> Helds {
-    let place = |held: &Held| {
-        let mut names = request.names.iter();
-        names.position(|name| *name == held.hold.target.name)
-    };
-    if held.len() > 1 {
-        held.sort_by_key(place);
-    }
-    held
-}
-
-enum Begun {
-    Held(Helds),
-    Asked(Pending),
-}
-
 /// A caller who listens. When it goes, the call is undone.
-struct Pending {
+pub(super) struct Pending {
     context: Arc<Context>,
-    request: Arc<Request>,
+    wait_mode: WaitMode,
     id: CallId,
     answer: oneshot::Receiver<Result<Helds, Error>>,
 }
 
 impl Pending {
-    /// A try ends within the response timeout, however often the call had to ask. The link's own
-    /// timeout covers a single command.
-    async fn answer_in_time(&mut self, since: Instant) -> Result<Helds, Error> {
-        if self.request.wait_mode.waits() {
-            return self.answer().await;
+    pub(super) fn new(
+        context: Arc<Context>,
+        wait_mode: WaitMode,
+        id: CallId,
+        answer: oneshot::Receiver<Result<Helds, Error>>,
+    ) -> Self {
+        Self {
+            context,
+            wait_mode,
+            id,
+            answer,
         }
-        let limit = self
-            .context
-            .router
-            .response_timeout
-            .saturating_add(LINK_FIRST);
-        let limit = since.checked_add(limit);
-        let answer = timeout_at(limit.unwrap_or(since), self.answer()).await;
-        answer.unwrap_or_else(|_| Err(self.no_answer()))
     }
 
-    async fn answer(&mut self) -> Result<Helds, Error> {
-        let closing = self.context.background.closing.clone();
-        let WaitMode::Until(deadline) = self.request.wait_mode else {
-            let waits = self.request.wait_mode.waits();
-            return tokio::select! {
-                biased;
-                answer = &mut self.answer => answer.unwrap_or_else(|_| Err(Error::shut_down())),
-                () = closing.cancelled(), if waits => Err(Error::shut_down()),
-            };
+    pub(super) fn ask(&self) {
+        self.context.ask(self.id, None);
+    }
+
+    /// The server's own word comes first; without one the call ends a response timeout after its
+    /// time is up, however often it had to ask.
+    async fn answer(&mut self, since: Instant) -> Result<Helds, Error> {
+        let background = &self.context.background;
+        let timeout = self.context.router.response_timeout;
+        let limit = match self.wait_mode {
+            // The link's own timeout covers a single command.
+            WaitMode::None => since.checked_add(timeout.saturating_add(LINK_FIRST)),
+            WaitMode::Until(deadline) => deadline.checked_add(timeout),
+            WaitMode::Forever => None,
         };
-        // The server's own word comes first; without one the time is up all the same.
-        let limit = deadline.checked_add(self.context.router.response_timeout);
         tokio::select! {
             biased;
-            answer = timeout_at(limit.unwrap_or(deadline), &mut self.answer) => match answer {
-                Ok(answer) => answer.unwrap_or_else(|_| Err(Error::shut_down())),
-                Err(_) => Err(self.no_answer()),
-            },
-            () = closing.cancelled() => Err(Error::shut_down()),
+            answer = &mut self.answer => answer.unwrap_or_else(|_| Err(Error::shut_down())),
+            () = background.closing.cancelled(), if self.wait_mode.waits() => {
+                Err(Error::shut_down())
+            }
+            () = sleep_until(limit.unwrap_or(since)), if limit.is_some() => Err(self.no_answer()),
         }
     }
 
@@ -393,8 +154,8 @@ pub(super) enum Next {
     Ask(Option<Route>),
     /// The same after a pause.
     Pause,
-    /// The same when the session is heard of again.
-    WithSession,
+    /// The same when a session answers.
+    Refused,
     /// The caller hears this, and nothing is left at the server.
     Fail(Error),
     /// The caller gets this error, and the call is undone at the server.
@@ -501,11 +262,10 @@ impl Context {
                 let Some(call) = state.call(id) else {
                     return Next::Nothing;
                 };
-                (call.was_queued, call.tries) = (true, 0);
                 let early = std::mem::take(&mut call.early);
                 let asked = sending;
                 call.phase = Phase::Waiting { life, seq, asked };
-                state.refuse_tries(id);
+                state.joins_queue(id);
                 if !is_present {
                     // It was sent in an earlier life, whose waits have left.
                     return Next::Ask(None);
@@ -552,8 +312,7 @@ impl Context {
         }
         call.tries = call.tries.saturating_add(1);
         match call.tries {
-            ..=TRIES if is_lost || former => Next::Pause,
-            ..=TRIES => Next::Ask(None),
+            ..=TRIES => Next::Pause,
             _ => Next::Undo(Error::no_reply(None)),
         }
     }
@@ -569,7 +328,7 @@ impl Context {
             let is_late = !call.was_queued && call.since.elapsed() >= timeout;
             let is_sent_on = error.redirect().is_some();
             if error.code() == Code::NoSession && !is_late {
-                return Next::WithSession;
+                return Next::Refused;
             }
             if is_sent_on && self.router.are_several() && !is_late {
                 call.tries = call.tries.saturating_add(1);
@@ -644,10 +403,10 @@ impl Context {
             Next::Nothing => {}
             Next::Ask(there) => self.ask(id, there),
             Next::Pause => self.ask_later(id),
-            Next::WithSession => self.table.with(|state| {
+            Next::Refused => self.table.with(|state| {
+                state.has_refused = true;
                 if let Some(call) = state.call(id) {
-                    call.phase = Phase::Pausing;
-                    state.ask_with_session(id);
+                    call.phase = Phase::Refused;
                 }
             }),
             Next::Fail(error) => {
@@ -655,7 +414,7 @@ impl Context {
                     return;
                 };
                 call.slots.iter().for_each(|slot| self.pass_turn(*slot));
-                call.fail(error);
+                let _ = call.reply.send(Err(error));
             }
             Next::Undo(error) => {
                 let call = self.table.with(|state| state.end(id));
@@ -697,44 +456,52 @@ impl Context {
         let entered = self.table.with(|state| {
             let mut call = state.end(id)?;
             let mut holds = SmallVec::<[Arc<Hold>; 1]>::new();
-            for (name, slot) in call.names.iter().zip(&call.slots) {
+            for (name, id) in call.names.iter().zip(&call.slots) {
                 let target = call.request.target(name);
                 let hold = Hold::new(target, call.request.options, grant.clone());
-                if let Some(slot) = state.at(*slot) {
-                    // One that was here before is lost, and its guards give nothing back.
-                    slot.hold = Some(Arc::clone(&hold));
-                    slot.left = None;
+                if let Some(slot) = state.at(*id) {
+                    slot.enter(Arc::clone(&hold));
                 }
-                call.held.push(Held::new(self, Arc::clone(&hold), *slot));
-                state.pass_turn(*slot);
+                if call.request.kept.is_some() {
+                    state.use_kept(*id);
+                }
+                call.held.push(Held::new(self, Arc::clone(&hold), *id));
                 holds.push(hold);
             }
             Some((call, holds))
         });
         let Some((call, holds)) = entered else { return };
-        if call.request.options.renewed {
+        let Call {
+            reply,
+            held,
+            request,
+            slots,
+            early,
+            // Until the guards are there.
+            pending: _pending,
+            ..
+        } = call;
+        if request.options.renewed {
             self.watchdog.added(Instant::now());
         }
         for hold in holds.iter().filter(|hold| hold.is_of_former_life()) {
             renew::one(self, hold, Aim::Hold);
         }
-        for event in &call.early {
+        for event in &early {
             let is_meant =
                 |hold: &&Arc<Hold>| hold.token == event.token && *hold.target.name == *event.name;
             for hold in holds.iter().filter(is_meant) {
                 hold.apply(event);
             }
         }
-        let Call {
-            reply,
-            held,
-            request,
-            pending,
-            ..
-        } = call;
+        for (slot, hold) in slots.into_iter().zip(&holds) {
+            match &request.kept {
+                None => self.pass_turn(slot),
+                Some(key) => keep::watch(self, slot, hold, key.idle),
+            }
+        }
         // If the caller is gone, the guard is dropped here, and so released.
-        let _ = reply.send(Ok(in_order(held, &request)));
-        drop(pending);
+        let _ = reply.send(Ok(request.in_order(held)));
     }
 
     /// Undoes a call: CANCEL removes its waiter, and RELEASE gives back a grant that it may have.
@@ -752,10 +519,8 @@ impl Context {
         } = call;
         self.table.with(|state| {
             for slot in &slots {
-                state.take_turn(*slot, Turn::Leaving);
-                if let Some(slot) = state.at(*slot) {
-                    slot.left = None;
-                }
+                let leaving = Turn::Leaving(state.number());
+                state.take_turn(*slot, leaving);
             }
         });
         let first = names.first().cloned().unwrap_or_default();
@@ -770,8 +535,7 @@ impl Context {
             let _pending = pending.take();
             if let (Outcome::Told(..), Some(context)) = (outcome, Weak::upgrade(&context)) {
                 for (target, slot) in again.iter().zip(&slots) {
-                    let node = context.router.home(&target.name);
-                    context.send_release(&node, target, None, Some(*slot), None);
+                    context.release_at(target, None, *slot, None);
                 }
             }
         });
@@ -796,14 +560,15 @@ impl Context {
     pub(super) fn give_up_unheard(self: &Arc<Self>, session: &Arc<Session>) {
         let (timeout, trouble) = (self.router.response_timeout, session.trouble());
         let ends = |call: &Call| {
-            let is_pausing = matches!(call.phase, Phase::Pausing) && !call.was_queued;
+            let is_asking = matches!(call.phase, Phase::Asking);
+            let is_pausing = !is_asking && !call.was_queued;
             trouble.is_final() || is_pausing && call.since.elapsed() >= timeout
         };
         let late: Vec<_> = self.table.with(|state| {
-            let calls = state.calls();
+            let calls = state.calls.iter();
             let here = calls.filter(|(_, call)| Arc::ptr_eq(&call.session, session));
             here.filter(|(_, call)| ends(call))
-                .map(|(id, _)| id)
+                .map(|(id, _)| *id)
                 .collect()
         });
         for id in late {
@@ -812,15 +577,6 @@ impl Context {
         }
     }
 }
-
-impl Call {
-    fn fail(self, error: Error) {
-        let _ = self.reply.send(Err(error));
-    }
-}
-
-/// The number of a turn that was free, so that no call waited for it.
-const NOT_IN_LINE: u64 = 0;
 
 /// A call gives up on an answer this much later than the link does.
 const LINK_FIRST: Duration = Duration::from_millis(20);

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::error::{Code, Error};
 use crate::locks::acquire::Next;
-use crate::locks::{CallId, Context, Hold, Phase, State, renew};
+use crate::locks::{Call, CallId, Context, Hold, Phase, State, renew};
 use crate::topology::{Moves, slot_of};
 use crate::wire::{Event, Listener, News, Request, Session, What};
 use crate::{Backoff, task};
@@ -30,12 +30,7 @@ impl Listener for Context {
         for event in &news.events {
             this.hears(session, event, news.since);
         }
-        let calls = this.table.with(|state| state.calls_with_session(session));
-        for id in calls {
-            this.ask(id, None);
-        }
-        let holds = this.table.with(|state| state.holds_with_session(session));
-        renew::all(&this, holds);
+        this.ask_refused();
     }
 
     fn broken(&self, session: &Arc<Session>) {
@@ -83,7 +78,8 @@ impl Moves for Context {
         // A node that no longer serves a lock tells its waiters so, unless the node is gone.
         let calls: Vec<_> = self.table.with(|state| {
             let asks = |phase: &Phase| matches!(phase, Phase::Asking);
-            let calls = state.calls().filter(|(_, call)| !asks(&call.phase));
+            let calls = state.calls.iter();
+            let calls = calls.filter(|(_, call)| !asks(&call.phase));
             let moved = calls.filter(|(_, call)| {
                 let first = call.names.first();
                 let is_elsewhere = |first: &Arc<[u8]>| {
@@ -92,7 +88,7 @@ impl Moves for Context {
                 let is_waiting = matches!(call.phase, Phase::Waiting { .. });
                 is_left(&call.session) || is_waiting && first.is_some_and(is_elsewhere)
             });
-            moved.map(|(id, _)| id).collect()
+            moved.map(|(id, _)| *id).collect()
         });
         for id in calls {
             self.ask(id, None);
@@ -101,18 +97,36 @@ impl Moves for Context {
 }
 
 impl Context {
+    /// What was refused for want of a session is asked again.
+    fn ask_refused(self: &Arc<Self>) {
+        let calls = self.table.with(|state| {
+            if !std::mem::take(&mut state.has_refused) {
+                return None;
+            }
+            let is_refused = |call: &Call| matches!(call.phase, Phase::Refused);
+            let calls = state.calls.iter().filter(|(_, call)| is_refused(call));
+            Some(calls.map(|(id, _)| *id).collect::<Vec<_>>())
+        });
+        let Some(calls) = calls else { return };
+        for id in calls {
+            self.ask(id, None);
+        }
+        renew::all(self, self.table.holds(|hold| hold.was_refused()));
+    }
+
     /// In another life of the session each hold is renewed by its token, and each wait is asked for
     /// again, except a wait that began in this life. Kept events of the former life are dropped.
     fn begins_anew(self: &Arc<Self>, session: &Arc<Session>, life: i64) {
         let mut waits = Vec::new();
         self.table.with(|state| {
             for (id, call) in state
-                .calls()
+                .calls
+                .iter_mut()
                 .filter(|(_, call)| Arc::ptr_eq(&call.session, session))
             {
                 call.early.clear();
                 match call.phase {
-                    Phase::Waiting { life: begun, .. } if begun != life => waits.push(id),
+                    Phase::Waiting { life: begun, .. } if begun != life => waits.push(*id),
                     _ => {}
                 }
             }

@@ -85,6 +85,8 @@ pub(crate) struct Hold {
     lost: OnceLock<LostReason>,
     /// The server has said so, and there is nothing to be released.
     is_gone: AtomicBool,
+    /// Its renewal was refused for want of a session.
+    was_refused: AtomicBool,
     /// Tells those who wait for its end that this has moved.
     pub(crate) changed: Notify,
     /// Whether another owner waits for the lock.
@@ -121,6 +123,7 @@ impl Hold {
             latest: OnceLock::new(),
             lost: OnceLock::new(),
             is_gone: AtomicBool::new(false),
+            was_refused: AtomicBool::new(false),
             changed: Notify::new(),
             // The ACQUIRE of a kept lock asks for WANTED already.
             wanted: Wanted::new(target.owner.is_kept()),
@@ -136,13 +139,11 @@ impl Hold {
         self.guards.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One of its guards gives it back: whether it was the last.
-    pub(crate) fn loses_guard(&self) -> bool {
-        let is_last = self.guards.fetch_sub(1, Ordering::Relaxed) == 1;
-        if is_last {
+    /// One of its guards gives it back.
+    pub(crate) fn loses_guard(&self) {
+        if self.guards.fetch_sub(1, Ordering::Relaxed) == 1 {
             metrics::held(self.begun);
         }
-        is_last
     }
 
     pub(crate) fn has_guards(&self) -> bool {
@@ -249,6 +250,16 @@ impl Hold {
     pub(crate) fn mark_gone_silently(&self, reason: LostReason) {
         self.is_gone.store(true, Ordering::Release);
         self.mark_lost(reason);
+    }
+
+    /// It is to be renewed when a session answers.
+    pub(crate) fn refused(&self) {
+        self.was_refused.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that is so; it is not, once this is asked.
+    pub(crate) fn was_refused(&self) -> bool {
+        self.was_refused.swap(false, Ordering::Relaxed)
     }
 
     /// Whether the server has nothing of it any more.

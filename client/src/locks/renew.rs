@@ -12,7 +12,7 @@ use crate::locks::{Context, CountsOn, Hold, Renewal};
 use crate::time::Lease;
 use crate::topology::Node;
 use crate::wire::reply::{read_by, read_renewed};
-use crate::wire::{Manner, Outcome, Request, Sending, Session, request};
+use crate::wire::{Manner, Outcome, Request, Sending, request};
 use crate::{Backoff, metrics, task};
 
 /// The purpose of a renewal. It matters only with [`Acknowledger`]; without one, `Hold` and `Lease`
@@ -103,7 +103,7 @@ fn start(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim, turn: Turn, report:
             let renewed = renewing.await;
             // Released first: the follow-up may start the next renewal, which needs it.
             drop(turn);
-            follow_up(&context, &hold, &node.session, &renewed);
+            follow_up(&context, &hold, &renewed);
             tell(report, renewed);
         }));
         return;
@@ -135,14 +135,12 @@ fn send(
                 return;
             };
             metrics::renewed(renewed.as_ref().ok().copied());
-            let asked = sending.as_ref().map(|sending| Arc::clone(&sending.session));
             let told = match renewed {
                 Ok(is_held) => took_note(&hold, is_held, sending, lease, counts),
                 Err(error) => Err(error),
             };
             if let Some(context) = Weak::upgrade(&context) {
-                let asked = asked.unwrap_or_else(|| hold.counts_on().session);
-                follow_up(&context, &hold, &asked, &told);
+                follow_up(&context, &hold, &told);
             }
             tell(report.take(), told);
         }
@@ -178,12 +176,7 @@ fn took_note(
 }
 
 /// The next step after a renewal.
-fn follow_up(
-    context: &Arc<Context>,
-    hold: &Arc<Hold>,
-    asked: &Arc<Session>,
-    told: &Result<(), Error>,
-) {
+fn follow_up(context: &Arc<Context>, hold: &Arc<Hold>, told: &Result<(), Error>) {
     match told {
         Ok(()) => {
             // The session has begun anew meanwhile.
@@ -193,9 +186,8 @@ fn follow_up(
         }
         Err(error) if error.is_lost() => {}
         Err(error) if error.code().is_without_session() => {
-            context
-                .table
-                .with(|state| state.renew_with_session(hold, asked));
+            hold.refused();
+            context.table.with(|state| state.has_refused = true);
         }
         // A refusal is no word of a loss: the server may be loading, or out of memory. The guard
         // hears of it when its lease ends unconfirmed.

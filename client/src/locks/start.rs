@@ -33,10 +33,10 @@ impl Context {
             }
             Self {
                 this: Weak::clone(context),
+                table: Table::new(settings.kept_max),
                 settings,
                 numbers: AtomicU64::new(1),
                 router,
-                table: Table::default(),
                 watchdog,
                 _tasks: tasks,
                 background: Background::new(runtime),
