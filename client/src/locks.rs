@@ -15,6 +15,7 @@ pub use owner::Owner;
 
 mod wanted;
 use wanted::Wanted;
+pub(crate) use wanted::wanted;
 
 pub(crate) mod hold;
 use hold::{CountsOn, Grant, Renewal};
@@ -52,9 +53,6 @@ mod heard;
 mod start;
 
 pub(crate) mod guarded;
-
-mod listen;
-pub(crate) use listen::wanted;
 
 mod keep;
 pub(crate) use keep::KeptKey;

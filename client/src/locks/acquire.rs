@@ -245,14 +245,10 @@ impl Context {
         self.table.with(|state| match acquired {
             Acquired::NotHeld { lease_left } => Next::Fail(Error::not_acquired(lease_left)),
             Acquired::Granted { token } => {
-                let (session, confidence) = (Arc::clone(&sending.session), sending.confidence());
                 let grant = Grant {
                     token,
                     since: sending.at,
-                    counts_on: CountsOn {
-                        session,
-                        confidence,
-                    },
+                    counts_on: CountsOn::from(&sending),
                 };
                 Self::on_grant(state, id, grant, sending.is_of_former_life())
             }

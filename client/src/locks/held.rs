@@ -1,12 +1,11 @@
 //! A guard's part in a hold, and the release.
 
-use std::pin::pin;
 use std::sync::{Arc, Weak};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::error::{Error, LostReason};
 use crate::locks::report::{Report, tell};
@@ -158,17 +157,6 @@ pub(crate) async fn lost<'a>(holds: impl Iterator<Item = &'a Arc<Hold>>) -> Lost
 
 /// Ends when it is lost, at the latest with its validity.
 async fn until_lost(hold: &Hold) -> LostReason {
-    loop {
-        // Listens before it looks: what changes in between is heard.
-        let mut changed = pin!(hold.changed.notified());
-        changed.as_mut().enable();
-        let end = hold.end();
-        if let Some(reason) = hold.lost(Instant::now()) {
-            return reason;
-        }
-        tokio::select! {
-            () = sleep_until(end) => {}
-            () = changed => {}
-        }
-    }
+    let lost = || hold.lost(Instant::now()).ok_or_else(|| hold.end());
+    hold.until(lost).await
 }

@@ -1,18 +1,18 @@
 //! One hold: its token, and how long it may be called held.
 
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
-use tokio::sync::{Mutex, Notify};
-use tokio::time::Instant;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
 
 use crate::error::{Error, LostReason};
 use crate::locks::{Owner, Wanted};
 use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
-use crate::wire::{Confidence, Mode, Session, Subject};
-use crate::{metrics, trace};
+use crate::wire::{Confidence, Mode, Sending, Session, Subject};
+use crate::{locked, metrics, trace};
 
 /// The terms of a hold, as its first guard has settled them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,6 +57,15 @@ pub(crate) struct CountsOn {
     pub(crate) confidence: Arc<Confidence>,
 }
 
+impl From<&Sending> for CountsOn {
+    fn from(sending: &Sending) -> Self {
+        Self {
+            session: Arc::clone(&sending.session),
+            confidence: sending.confidence(),
+        }
+    }
+}
+
 /// A renewal that the server has confirmed.
 #[derive(Clone, Debug)]
 pub(crate) struct Renewal {
@@ -76,11 +85,7 @@ pub(crate) struct Hold {
     begun: Instant,
     /// When it ends at the latest, however often it is renewed.
     cap: Option<Instant>,
-    /// The validity at the grant.
-    first: Validity,
-    /// The validity after renewals; empty for most holds, which are released before the first. It
-    /// is replaced as a whole, so readers take no lock.
-    latest: OnceLock<ArcSwap<Validity>>,
+    validity: Mutex<Validity>,
     /// Why it is lost, once it is.
     lost: OnceLock<LostReason>,
     /// The server has said so, and there is nothing to be released.
@@ -94,7 +99,7 @@ pub(crate) struct Hold {
     /// How many guards have it: changed under the lock of the table.
     guards: AtomicUsize,
     /// Held by who renews it, until that is answered: one command at a time.
-    pub(crate) renewing: Arc<Mutex<()>>,
+    pub(crate) renewing: Arc<tokio::sync::Mutex<()>>,
     span: trace::Span,
 }
 
@@ -119,8 +124,7 @@ impl Hold {
             options,
             begun,
             cap,
-            first: Validity::new(lease, grant.counts_on).within(cap),
-            latest: OnceLock::new(),
+            validity: Mutex::new(Validity::new(lease, grant.counts_on).within(cap)),
             lost: OnceLock::new(),
             is_gone: AtomicBool::new(false),
             was_refused: AtomicBool::new(false),
@@ -175,10 +179,7 @@ impl Hold {
     }
 
     fn validity<T>(&self, read: impl FnOnce(&Validity) -> T) -> T {
-        match self.latest.get() {
-            Some(latest) => read(&latest.load()),
-            None => read(&self.first),
-        }
+        read(&locked(&self.validity))
     }
 
     /// When it is lost unless something more is heard.
@@ -309,16 +310,30 @@ impl Hold {
         }
     }
 
+    /// Waits until this looks at something; it looks at each change, and again when it says.
+    pub(super) async fn until<T>(&self, look: impl Fn() -> Result<T, Instant>) -> T {
+        loop {
+            // Listens before it looks: what changes in between is heard.
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let next = match look() {
+                Ok(found) => return found,
+                Err(next) => next,
+            };
+            tokio::select! {
+                () = sleep_until(next) => {}
+                () = changed => {}
+            }
+        }
+    }
+
     /// The server has said yes to a renewal: whether it is still held, or why not. A hold once lost
     /// stays lost: somebody may have acted on it.
     pub(crate) fn renewed(&self, renewal: &Renewal, now: Instant) -> Result<(), LostReason> {
         if let Some(reason) = self.lost(now) {
             return Err(reason);
         }
-        self.latest
-            .get_or_init(|| ArcSwap::from_pointee(self.first.clone()))
-            .rcu(|present| present.confirmed(renewal, self.cap));
-        self.changed.notify_waiters();
+        locked(&self.validity).confirm(renewal, self.cap);
         Ok(())
     }
 }
@@ -360,22 +375,20 @@ impl Validity {
 
     /// A late reply does not shorten the validity. The renewal that was sent last says which node
     /// confirms the hold: after a move the former node must not count any more.
-    fn confirmed(&self, renewal: &Renewal, cap: Option<Instant>) -> Self {
+    fn confirm(&mut self, renewal: &Renewal, cap: Option<Instant>) {
         let renewed = Self::new(renewal.lease, renewal.counts_on.clone()).within(cap);
-        let mut next = self.clone();
         if let Some(acknowledged) = &renewal.acknowledged {
-            next.is_unacknowledged = acknowledged.is_err();
+            self.is_unacknowledged = acknowledged.is_err();
         }
         // Otherwise the server's word alone: the session keeps the hold, and its lease ends as
         // before.
         if let Some(Ok(())) = renewal.acknowledged {
-            next.ends = self.ends.max(renewed.ends);
-            next.until = self.until.max(renewed.until);
+            self.ends = self.ends.max(renewed.ends);
+            self.until = self.until.max(renewed.until);
         }
         if renewed.since >= self.since {
-            (next.counts_on, next.since) = (renewed.counts_on, renewed.since);
+            (self.counts_on, self.since) = (renewed.counts_on, renewed.since);
         }
-        next
     }
 }
 

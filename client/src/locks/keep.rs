@@ -5,14 +5,13 @@
 //! slot for as long as it has the lock, so the callers exclude each other without the server, and
 //! one of them at a time asks it.
 
-use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::locks::table::Turn;
-use crate::locks::{Context, Held, Hold, HoldOptions, SlotId, State, listen};
+use crate::locks::{Context, Held, Hold, HoldOptions, SlotId, State};
 use crate::task;
 
 /// Calls that ask for other terms are strangers to each other: one would have what the other asked
@@ -123,23 +122,14 @@ impl Context {
 pub(super) fn watch(context: &Arc<Context>, slot: SlotId, hold: &Arc<Hold>, idle: Duration) {
     let (this, hold) = (Arc::downgrade(context), Arc::clone(hold));
     let watching = async move {
-        loop {
-            // Listens before it looks: what changes in between is heard.
-            let mut changed = pin!(hold.changed.notified());
-            changed.as_mut().enable();
+        let look = || {
             let next = Weak::upgrade(&this).and_then(|context| {
-                // If the server cannot tell us that others wait, the lock must not be kept.
-                if hold.wanted.may_be_kept() && listen::listen(&context, &hold).is_err() {
-                    hold.wanted.must_go_back();
-                }
+                hold.listen_while_kept(&context);
                 context.look(slot, &hold, idle)
             });
-            let Some(next) = next else { return };
-            tokio::select! {
-                () = changed => {}
-                () = sleep_until(next) => {}
-            }
-        }
+            next.map_or(Ok(()), Err)
+        };
+        hold.until(look).await;
     };
     context.background.runtime.spawn(task(watching));
 }
