@@ -18,14 +18,11 @@ use wanted::Wanted;
 pub(crate) use wanted::wanted;
 
 pub(crate) mod hold;
-use hold::{CountsOn, Grant, Renewal};
+use hold::{CountsOn, Grant};
 pub(crate) use hold::{Hold, HoldOptions, Target};
 
 mod request;
 pub(crate) use request::Request;
-
-mod watchdog;
-use watchdog::Watchdog;
 
 // The outcome of a command, for its caller.
 mod report;
@@ -44,7 +41,7 @@ pub(crate) use held::{Held, Helds, lost};
 pub(crate) mod renew;
 pub(crate) use renew::Aim;
 
-mod turns;
+mod caller;
 
 pub(crate) mod acquire;
 

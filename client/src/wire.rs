@@ -26,7 +26,7 @@ pub(crate) use session::{Confidence, Session};
 
 mod command;
 use command::Expected;
-pub(crate) use command::{Manner, Outcome, Request, Sending};
+pub(crate) use command::{Manner, Outcome, Request, Sending, Then};
 
 mod listener;
 pub(crate) use listener::{Listener, News};

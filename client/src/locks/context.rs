@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use crate::background::Background;
-use crate::locks::{Owner, Table, Watchdog};
+use crate::locks::{Owner, Table};
 use crate::topology::Router;
 
 /// A client's locks, its servers, and the tasks between them.
@@ -18,7 +19,8 @@ pub(crate) struct Context {
     pub(super) numbers: AtomicU64,
     pub(crate) router: Arc<Router>,
     pub(crate) table: Table,
-    pub(crate) watchdog: Arc<Watchdog>,
+    /// Tells the watchdog that a renewal was refused.
+    pub(super) renewal_failed: Arc<Notify>,
     /// The watchdog's, and in a cluster what asks who serves what. They end with it.
     pub(super) _tasks: JoinSet<()>,
     pub(crate) background: Background,

@@ -22,7 +22,7 @@ pub(crate) type Helds = SmallVec<[Held; 1]>;
 pub(crate) struct Held {
     pub(crate) context: Arc<Context>,
     pub(crate) hold: Arc<Hold>,
-    slot: SlotId,
+    pub(super) slot: SlotId,
     is_given_back: bool,
 }
 

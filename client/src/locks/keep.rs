@@ -99,7 +99,7 @@ impl Context {
             let Some(place) = place else {
                 return (None, None);
             };
-            let since = place.kept.as_ref().and_then(|kept| kept.place);
+            let since = place.place;
             // One that is used now is idle at the earliest from now on.
             let until = since.map_or(now, |(since, _)| since).checked_add(idle);
             let is_idle_for_long = until.is_none_or(|until| until <= now);

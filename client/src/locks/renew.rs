@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, LostReason};
 use crate::locks::report::{Report, tell};
-use crate::locks::{Context, CountsOn, Hold, Renewal};
+use crate::locks::{Context, CountsOn, Hold};
 use crate::time::Lease;
 use crate::wire::reply::{read_by, read_renewed};
 use crate::wire::{Manner, Outcome, Request, request};
@@ -185,13 +185,11 @@ impl Renewing {
             self.hold.mark_gone(LostReason::NotHeld);
             return Err(Error::lost(LostReason::NotHeld));
         };
-        let length = self.length;
-        let renewal = Renewal {
-            lease: Lease { since, length },
-            counts_on,
-            acknowledged: acknowledged.clone(),
-        };
-        let renewed = self.hold.renewed(&renewal, Instant::now());
+        let (length, now) = (self.length, Instant::now());
+        let lease = Lease { since, length };
+        let renewed = self
+            .hold
+            .renewed(lease, counts_on, acknowledged.as_ref(), now);
         renewed.map_err(Error::lost)?;
         acknowledged.unwrap_or(Ok(()))
     }
@@ -213,7 +211,7 @@ impl Renewing {
             }
             // A refusal is no word of a loss: the server may be loading, or out of memory. The
             // guard hears of it when its lease ends unconfirmed.
-            Err(_) => context.watchdog.has_failed(Instant::now()),
+            Err(_) => context.renewal_failed.notify_one(),
         }
     }
 }

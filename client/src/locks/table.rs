@@ -1,8 +1,7 @@
 //! The slots: for each owner, lock and mode the hold, and the call whose turn it is.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Mutex};
 
 use slab::Slab;
 use smallvec::SmallVec;
@@ -35,6 +34,15 @@ impl Table {
         work(&mut locked(&self.0))
     }
 
+    /// The calls that match.
+    pub(super) fn calls(&self, mut is: impl FnMut(&mut Call) -> bool) -> Vec<CallId> {
+        self.with(|state| {
+            let calls = state.calls.iter_mut();
+            let those = calls.filter_map(|(id, call)| is(call).then_some(*id));
+            those.collect()
+        })
+    }
+
     /// The holds that match.
     pub(crate) fn holds(&self, is: impl Fn(&Arc<Hold>) -> bool) -> Vec<Arc<Hold>> {
         self.with(|state| {
@@ -50,7 +58,7 @@ impl Table {
 /// All of it.
 #[derive(Default)]
 pub(super) struct State {
-    ids: HashMap<Key, SlotId, BuildHasherDefault<Hashed>>,
+    ids: HashMap<Key, SlotId>,
     slots: Slab<Slot>,
     pub(super) calls: BTreeMap<CallId, Call>,
     /// The slots of kept locks, by their terms.
@@ -71,19 +79,14 @@ pub(super) type CallId = u64;
 
 /// One owner at one lock in one mode.
 pub(super) struct Slot {
-    key: Key,
+    target: Target,
     /// As long as it has guards. One without is released before the next call asks.
     pub(super) hold: Option<Arc<Hold>>,
     pub(super) turn: Option<Turn>,
     /// Calls that wait for the turn. It is empty for most owners, which take one lock once.
     line: VecDeque<Waiter>,
-    /// If the lock is kept for its next use.
-    pub(super) kept: Option<Kept>,
-}
-
-pub(super) struct Kept {
-    key: Arc<KeptKey>,
-    owner: Owner,
+    /// If the lock is kept for its next use: on which terms.
+    kept: Option<Arc<KeptKey>>,
     /// Where it stands among the idle locks, if it is idle.
     pub(super) place: Option<Place>,
 }
@@ -105,27 +108,26 @@ struct Waiter {
     number: u64,
     /// The time until which it waits behind others; for a try that is over at once.
     until: Option<Instant>,
-    /// Whether it has waited for a guard of a kept lock.
-    was_held_up: bool,
-    told: oneshot::Sender<bool>,
+    told: oneshot::Sender<()>,
 }
 
-/// What a caller in line sees before it.
+/// What a caller sees before it.
 pub(super) struct Outlook {
     pub(super) turn: Option<Turn>,
     /// Whether that may last: it waits in the server's queue, or is a use of a kept lock.
     pub(super) lasts: bool,
-    pub(super) was_held_up: bool,
     /// The hold of the kept lock that is used.
     pub(super) used: Option<Arc<Hold>>,
 }
 
+/// Names, and the slots of an owner there.
+pub(super) type NamedSlots = SmallVec<[(Arc<[u8]>, SlotId); 1]>;
+
 /// A call that has asked the server.
 pub(super) struct Call {
-    pub(super) request: Arc<Request>,
-    /// The names that the owner did not hold, and their slots. It is their turn.
-    pub(super) names: SmallVec<[Arc<[u8]>; 1]>,
-    pub(super) slots: SmallVec<[SlotId; 1]>,
+    pub(super) request: Request,
+    /// The names that the owner did not hold, and their slots, whose turn it is; at least one.
+    pub(super) slots: NamedSlots,
     /// The parts in locks that the owner held already.
     pub(super) held: Helds,
     pub(super) phase: Phase,
@@ -135,7 +137,7 @@ pub(super) struct Call {
     pub(super) early: Vec<Event>,
     pub(super) reply: oneshot::Sender<Result<Helds, Error>>,
     /// A client that shuts down waits for it.
-    pub(super) pending: TaskTrackerToken,
+    pub(super) _pending: TaskTrackerToken,
     pub(super) since: Instant,
     /// How often it has asked.
     pub(super) asked: u32,
@@ -184,19 +186,6 @@ impl Slot {
         hold.is_some_and(is_over)
     }
 
-    /// Has this hold from now on.
-    pub(super) fn enter(&mut self, hold: Arc<Hold>) {
-        if self.kept.is_some() {
-            // Being kept counts as one guard more.
-            hold.gains_guard();
-        }
-        // One that was here before is lost, and its guards give nothing back.
-        let before = self.hold.replace(hold);
-        if let Some(before) = before.filter(|_| self.kept.is_some()) {
-            before.loses_guard();
-        }
-    }
-
     pub(super) fn has_line(&self) -> bool {
         !self.line.is_empty()
     }
@@ -229,16 +218,15 @@ impl State {
     /// The slot of this owner, lock and mode; made on first use. It is removed when it has no hold
     /// and no turn.
     pub(super) fn slot(&mut self, target: &Target) -> SlotId {
-        let owner = Arc::clone(&target.owner.name);
-        let key = Key::new(Arc::clone(&target.name), owner.into(), target.mode.kind());
         let slots = &mut self.slots;
-        *self.ids.entry(key).or_insert_with_key(|key| {
+        *self.ids.entry(Key::of(target)).or_insert_with(|| {
             slots.insert(Slot {
-                key: key.clone(),
+                target: target.clone(),
                 hold: None,
                 turn: None,
                 line: VecDeque::new(),
                 kept: None,
+                place: None,
             })
         })
     }
@@ -246,33 +234,25 @@ impl State {
     /// The slot of the lock that is kept on these terms, and its owner: this one, if it is new.
     pub(super) fn kept_slot(&mut self, key: &Arc<KeptKey>, target: &Target) -> (SlotId, Owner) {
         let found = self.kept.get(key).copied();
-        let id = found.unwrap_or_else(|| self.slot(target));
-        let kept = self.slots.get_mut(id).map(|slot| {
-            slot.kept.get_or_insert_with(|| Kept {
-                key: Arc::clone(key),
-                owner: target.owner.clone(),
-                place: None,
-            })
-        });
-        let owner = kept.map_or_else(|| target.owner.clone(), |kept| kept.owner.clone());
-        if found.is_none() {
+        let id = found.unwrap_or_else(|| {
+            let id = self.slot(target);
             self.kept.insert(Arc::clone(key), id);
-        }
-        (id, owner)
-    }
-
-    /// The slot of the lock that is kept on these terms, if the guard that has it has lost it.
-    pub(super) fn used_in_vain(&self, key: &KeptKey, now: Instant) -> Option<SlotId> {
-        let id = *self.kept.get(key)?;
-        let slot = self.slots.get(id)?;
-        let is_over = slot.hold.as_ref().is_some_and(|hold| hold.is_over(now));
-        (slot.turn == Some(Turn::Used) && is_over).then_some(id)
+            id
+        });
+        let slot = self.slots.get_mut(id).map(|slot| {
+            slot.kept = Some(Arc::clone(key));
+            slot.target.owner.clone()
+        });
+        (id, slot.unwrap_or_else(|| target.owner.clone()))
     }
 
     /// The slot that an event names.
     pub(super) fn find(&self, event: &Event) -> Option<SlotId> {
-        let (name, owner) = (event.name.as_slice(), event.owner.as_slice());
-        let key = Key::new(name.into(), owner.into(), event.kind);
+        let key = Key {
+            name: event.name.as_slice().into(),
+            owner: event.owner.as_slice().into(),
+            kind: event.kind,
+        };
         self.ids.get(&key).copied()
     }
 
@@ -294,7 +274,7 @@ impl State {
             return;
         };
         slot.turn = Some(turn);
-        if let Some(place) = slot.kept.as_mut().and_then(|kept| kept.place.take()) {
+        if let Some(place) = slot.place.take() {
             self.idle.remove(&place);
         }
     }
@@ -305,15 +285,14 @@ impl State {
         slot: SlotId,
         until: Option<Instant>,
         is_first: bool,
-    ) -> (u64, oneshot::Receiver<bool>) {
+    ) -> (u64, oneshot::Receiver<()>) {
         let (number, (told, turn)) = (self.number(), oneshot::channel());
+        let waiter = Waiter {
+            number,
+            until,
+            told,
+        };
         if let Some(slot) = self.slots.get_mut(slot) {
-            let waiter = Waiter {
-                number,
-                until,
-                was_held_up: slot.turn == Some(Turn::Used),
-                told,
-            };
             match is_first {
                 true => slot.line.push_front(waiter),
                 false => slot.line.push_back(waiter),
@@ -322,22 +301,18 @@ impl State {
         (number, turn)
     }
 
-    pub(super) fn outlook(&self, id: SlotId, number: u64) -> Outlook {
-        let slot = self.slots.get(id);
-        let turn = slot.and_then(|slot| slot.turn);
-        let lasts = match turn {
-            Some(Turn::Call(id)) => self.calls.get(&id).is_some_and(|call| call.was_queued),
-            // A call that waits for its turn at another lock counts as a wait too.
-            Some(Turn::Next(_) | Turn::Used) => true,
-            Some(Turn::Leaving(_)) | None => false,
-        };
-        let mut line = slot.iter().flat_map(|slot| &slot.line);
+    pub(super) fn outlook(&self, id: SlotId) -> Outlook {
+        let turn = self.turn(id);
         let is_used = turn == Some(Turn::Used);
+        let is_queued = |id| {
+            self.calls
+                .get(&id)
+                .is_some_and(|call: &Call| call.was_queued)
+        };
         Outlook {
             turn,
-            lasts,
-            was_held_up: line.any(|one| one.number == number && one.was_held_up),
-            used: slot.and_then(|slot| slot.hold.clone()).filter(|_| is_used),
+            lasts: is_used || matches!(turn, Some(Turn::Call(id)) if is_queued(id)),
+            used: self.hold(id).filter(|_| is_used).cloned(),
         }
     }
 
@@ -347,19 +322,26 @@ impl State {
             return;
         };
         (call.was_queued, call.tries) = (true, 0);
-        for slot in &call.slots {
+        for (_, slot) in &call.slots {
             if let Some(slot) = self.slots.get_mut(*slot) {
                 slot.refuse_late();
             }
         }
     }
 
-    /// A guard has the kept lock from now on.
-    pub(super) fn use_kept(&mut self, id: SlotId) {
-        self.take_turn(id, Turn::Used);
-        if let Some(slot) = self.slots.get_mut(id) {
-            slot.line.iter_mut().for_each(|one| one.was_held_up = true);
+    /// A call has got this hold. If the lock is kept, a guard has it from now on.
+    pub(super) fn enter(&mut self, id: SlotId, hold: &Arc<Hold>) {
+        let Some(slot) = self.slots.get_mut(id) else {
+            return;
+        };
+        // One that was here before is lost, and its guards give nothing back.
+        let before = slot.hold.replace(Arc::clone(hold));
+        if slot.kept.is_some() {
+            // Being kept counts as one guard more.
+            hold.gains_guard();
+            before.inspect(|before| before.loses_guard());
             slot.refuse_late();
+            self.take_turn(id, Turn::Used);
         }
     }
 
@@ -395,35 +377,29 @@ impl State {
             }
         }
         while let Some(next) = slot.line.pop_front() {
-            if next.told.send(next.was_held_up).is_ok() {
+            if next.told.send(()).is_ok() {
                 slot.turn = Some(Turn::Next(next.number));
                 return None;
             }
         }
-        match &mut slot.kept {
-            _ if slot.hold.is_none() => self.forget(id),
-            Some(kept) => {
-                let place = (Instant::now(), number);
-                kept.place = Some(place);
-                self.idle.insert(place, id);
+        if slot.hold.is_none() {
+            let slot = self.slots.remove(id);
+            self.ids.remove(&Key::of(&slot.target));
+            if let Some(kept) = slot.kept {
+                self.kept.remove(&kept);
             }
-            None => {}
+        } else if slot.kept.is_some() {
+            let place = (Instant::now(), number);
+            slot.place = Some(place);
+            self.idle.insert(place, id);
         }
         None
-    }
-
-    fn forget(&mut self, id: SlotId) {
-        let slot = self.slots.remove(id);
-        self.ids.remove(&slot.key);
-        if let Some(kept) = slot.kept {
-            self.kept.remove(&kept.key);
-        }
     }
 
     /// Adds a call, whose turn it is at its slots.
     pub(super) fn begin(&mut self, call: Call) -> CallId {
         let id = self.number();
-        for slot in &call.slots {
+        for (_, slot) in &call.slots {
             self.take_turn(*slot, Turn::Call(id));
         }
         self.calls.insert(id, call);
@@ -448,52 +424,20 @@ impl State {
     }
 }
 
-/// An owner at a lock in a mode, as events name it. Hashed once: most come, are found once more,
-/// and go.
-#[derive(Clone, PartialEq, Eq)]
+/// An owner at a lock in a mode, as events name it.
+#[derive(PartialEq, Eq, Hash)]
 struct Key {
-    hash: u64,
     name: Arc<[u8]>,
     owner: Arc<[u8]>,
     kind: Kind,
 }
 
 impl Key {
-    fn new(name: Arc<[u8]>, owner: Arc<[u8]>, kind: Kind) -> Self {
-        static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-        let mut hasher = STATE.build_hasher();
-        // Both in as few pieces as can be: each costs more than its bytes.
-        hasher.write(&name);
-        hasher.write(&owner);
-        hasher.write_usize(name.len());
-        let hash = hasher.finish();
+    fn of(target: &Target) -> Self {
         Self {
-            hash,
-            name,
-            owner,
-            kind,
+            name: Arc::clone(&target.name),
+            owner: Arc::clone(&target.owner.name).into(),
+            kind: target.mode.kind(),
         }
-    }
-}
-
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, hasher: &mut H) {
-        hasher.write_u64(self.hash);
-    }
-}
-
-/// Passes the hash of a [`Key`] through.
-#[derive(Default)]
-struct Hashed(u64);
-
-impl Hasher for Hashed {
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-
-    fn write(&mut self, _: &[u8]) {}
-
-    fn finish(&self) -> u64 {
-        self.0
     }
 }
