@@ -15,7 +15,6 @@ pub use owner::Owner;
 
 mod wanted;
 use wanted::Wanted;
-pub(crate) use wanted::wanted;
 
 pub(crate) mod hold;
 use hold::{CountsOn, Grant};
@@ -50,6 +49,9 @@ mod heard;
 mod start;
 
 pub(crate) mod guarded;
+
+mod listen;
+pub(crate) use listen::wanted;
 
 mod keep;
 pub(crate) use keep::KeptKey;

@@ -23,23 +23,22 @@ use crate::{task, wire};
 /// Takes the locks that the request names.
 pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<Helds, Error> {
     check(context, &request)?;
-    let helds = Caller::new(context, request).take().await?;
-    // The next call of this owner begins only after this one is acknowledged.
-    acknowledged(context, helds).await
+    let mut helds = Caller::new(context, request).take().await?;
+    // A kept lock that is handed on was acknowledged before.
+    if context.router.acknowledges() && helds.iter().any(|held| !held.stays) {
+        Box::pin(acknowledged(&helds)).await?;
+    }
+    helds.iter_mut().for_each(|held| held.stays = true);
+    Ok(helds)
 }
 
-async fn acknowledged(context: &Arc<Context>, helds: Helds) -> Result<Helds, Error> {
-    if context.router.acknowledges() {
-        return Box::pin(async {
-            for held in &helds {
-                let renewed = renew::ask(&held.context, &held.hold, Aim::Lease).await;
-                renewed.map_err(Error::unacknowledged)?;
-            }
-            Ok(helds)
-        })
-        .await;
+/// A grant counts only when enough copies have it. The next call of its owner waits for that too.
+async fn acknowledged(helds: &Helds) -> Result<(), Error> {
+    for held in helds {
+        let renewed = renew::ask(&held.context, &held.hold, Aim::Lease).await;
+        renewed.map_err(Error::unacknowledged)?;
     }
-    Ok(helds)
+    Ok(())
 }
 
 fn check(context: &Context, request: &Request) -> Result<(), Error> {
@@ -174,7 +173,7 @@ impl Context {
         }
         let call = state.call(id)?;
         let next = early.find_map(|event| self.apply_to_wait(call, &event, None));
-        // What comes after the end of the wait concerns the granted hold.
+        // Events after the end of the wait concern the granted hold.
         call.early = early.collect();
         next
     }
@@ -195,10 +194,10 @@ impl Context {
         // It, or an earlier copy, may have been carried out.
         let may_be_held = is_again || call.asked > 1 || error.is_unknown();
         let error = error.misdirected();
-        match may_be_held {
-            true => Next::Undo(error),
-            false => Next::Fail(error),
+        if may_be_held {
+            return Next::Undo(error);
         }
+        Next::Fail(error)
     }
 
     /// An event that may be about a wait. None of it happened before `since`.
@@ -341,7 +340,7 @@ impl Context {
         let targets = targets.map(|(name, slot)| (call.request.target(name), *slot));
         let targets: SmallVec<[_; 1]> = targets.collect();
         let (context, again) = (Arc::downgrade(self), targets.clone());
-        let mut pending = Some(call._pending);
+        let mut pending = Some(call.pending);
         let then = Box::new(move |outcome| {
             if let (Outcome::Told(..), Some(context)) = (&outcome, Weak::upgrade(&context)) {
                 for (target, slot) in &again {
@@ -396,10 +395,8 @@ impl Call {
         let until = grant.counts_on.confidence.until();
         let is_lost = until.is_some_and(|until| until <= Instant::now());
         if former || is_late || is_lost {
-            return match self.has_tries() {
-                true => Next::Pause,
-                false => Next::Undo(Error::no_reply(None)),
-            };
+            let again = self.has_tries().then_some(Next::Pause);
+            return again.unwrap_or_else(|| Next::Undo(Error::no_reply(None)));
         }
         // Events from now on concern the hold, and are kept for it.
         self.phase = Phase::Pausing;
@@ -417,5 +414,5 @@ impl Call {
 /// A grant that is heard later than this part of the lease is asked for again.
 const FRESH_PART: u32 = 3;
 
-/// How often in a row a call is redirected, or asks again for what it was granted.
+/// How often in a row a call may be redirected, or ask again for a grant.
 const TRIES: u32 = 5;

@@ -1,13 +1,13 @@
-//! A caller's way to its locks: its turn at each, what must be settled before, and its call. One
-//! command at a time is under way for an owner, a name and a mode. A kept lock has one owner for all
-//! callers of the process, so that they have it one after the other.
+//! A caller's way to its locks: it takes its turn at each, has former holds released or confirmed,
+//! and begins its call. One command at a time is under way for an owner, a name and a mode. A kept
+//! lock has one owner for all callers of the process, so they have it one after the other.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
-use tokio::task::coop::consume_budget;
+use tokio::task::coop::{consume_budget, unconstrained};
 use tokio::time::{Instant, sleep_until};
 
 use crate::backoff::Backoff;
@@ -17,7 +17,7 @@ use crate::locks::{Aim, Call, CallId, Context, Held, Helds, Hold, Phase, Request
 use crate::metrics;
 use crate::wire::WaitMode;
 
-/// A caller who takes locks. When it goes, all that it has begun is undone.
+/// A caller that takes locks. Dropping it undoes all that it has begun.
 pub(super) struct Caller {
     context: Arc<Context>,
     request: Request,
@@ -38,12 +38,12 @@ pub(super) struct Caller {
 /// A place in a line: its number, and word of the turn.
 type InLine = (u64, oneshot::Receiver<()>);
 
-/// The next step of a caller who has the turn.
+/// The next step of a caller, at its turn.
 enum Step {
     Held(Helds),
     Ask(CallId, oneshot::Receiver<Result<Helds, Error>>),
     /// This must be released first.
-    Release(SlotId, Option<Arc<Hold>>, InLine),
+    Release(SlotId, Arc<Hold>, InLine),
     /// This must be confirmed first.
     Confirm(Arc<Hold>),
 }
@@ -73,18 +73,20 @@ impl Caller {
             .response_timeout
             .saturating_add(LINK_FIRST);
         let limit = self.deadline().and_then(|time| time.checked_add(limit));
-        let helds = tokio::select! {
-            biased;
-            helds = self.helds() => helds,
-            () = closing.cancelled(), if waits => Err(Error::shut_down()),
-            () = sleep_until(limit.unwrap_or(since)), if limit.is_some() => {
-                Err(self.no_answer())
+        // Whatever its task has done before, the first poll gives it its place.
+        let helds = unconstrained(async {
+            tokio::select! {
+                biased;
+                helds = self.helds() => helds,
+                () = closing.cancelled(), if waits => Err(Error::shut_down()),
+                () = sleep_until(limit.unwrap_or(since)), if limit.is_some() => {
+                    Err(self.no_answer())
+                }
             }
-        };
-        if self.call.is_none() {
-            // Without this, a task that does nothing else would starve the others of its thread.
-            consume_budget().await;
-        }
+        })
+        .await;
+        // Without this, a task that does nothing else would starve the others of its thread.
+        consume_budget().await;
         if waits && (self.call.is_some() || self.has_waited) {
             metrics::waited(since);
         }
@@ -149,11 +151,9 @@ impl Caller {
                     return helds;
                 }
                 Step::Release(slot, hold, place) => {
-                    if let Some(hold) = hold {
-                        // Its guards must not say otherwise, whatever is confirmed meanwhile.
-                        hold.lost(Instant::now());
-                        self.context.send_release(&hold, slot, None);
-                    }
+                    // Its guards must not say otherwise, whatever is confirmed meanwhile.
+                    hold.lost(Instant::now());
+                    self.context.send_release(&hold, slot, None);
                     self.wait(slot, place).await?;
                 }
                 Step::Confirm(hold) => match renew::ask(&self.context, &hold, Aim::Hold).await {
@@ -198,8 +198,8 @@ impl Caller {
         }
     }
 
-    /// Waits for the turn. Behind a call in the server's queue, or a use of a kept lock, it waits as
-    /// long as its own caller would; behind any other command, no longer than a reply may take.
+    /// Waits for the turn. Behind a call in the server's queue, or a use of a kept lock, it waits
+    /// as long as its own caller would; behind any other command, no longer than a reply may take.
     async fn wait(&mut self, slot: SlotId, (number, mut told): InLine) -> Result<(), Error> {
         (self.line, self.has_waited) = (Some((slot, number)), true);
         let context = Arc::clone(&self.context);
@@ -227,7 +227,7 @@ impl Caller {
             tokio::select! {
                 biased;
                 told = &mut told => {
-                    // What has the turn will not end at once, and its time is up.
+                    // The turn before goes on for longer, and the caller's time is up.
                     told.map_err(|_| refused(None))?;
                     self.line = None;
                     return Ok(());
@@ -248,17 +248,17 @@ impl Caller {
         let mut entered = SmallVec::<[SlotId; 1]>::new();
         let step = context.table.with(|state| {
             for (_, id) in &self.slots {
-                let Some(slot) = state.at(*id) else { continue };
-                if slot.must_release(now) {
-                    let place = state.line_up(*id, until, true);
-                    return Step::Release(*id, state.release_first(*id), place);
+                let must_release = state.at(*id).is_some_and(|slot| slot.must_release(now));
+                let release = must_release.then(|| state.release_first(*id));
+                if let Some(hold) = release.flatten() {
+                    return Step::Release(*id, hold, state.line_up(*id, until, true));
                 }
-                let live = slot.live(now);
+                let live = state.at(*id).and_then(|slot| slot.live(now));
                 if let Some(former) = live.filter(|hold| hold.is_of_former_life()) {
                     return Step::Confirm(Arc::clone(former));
                 }
             }
-            let (mut held, mut slots) = (Helds::new(), NamedSlots::new());
+            let (mut helds, mut slots) = (Helds::new(), NamedSlots::new());
             for (name, id) in std::mem::take(&mut self.slots) {
                 let live = state.at(id).and_then(|slot| slot.live(now).cloned());
                 let Some(hold) = live else {
@@ -266,29 +266,31 @@ impl Caller {
                     continue;
                 };
                 hold.gains_guard();
+                let mut part = Held::new(&context, Arc::clone(&hold), id);
                 if self.request.kept.is_some() {
+                    part.stays = true;
                     hold.wanted.begins_anew();
                     state.take_turn(id, Turn::Used);
                 } else {
                     entered.push(id);
                 }
-                held.push(Held::new(&context, hold, id));
+                helds.push(part);
             }
             let Some((first, _)) = slots.first() else {
-                return Step::Held(self.request.in_order(held));
+                return Step::Held(self.request.in_order(helds));
             };
             let session = Arc::clone(&context.router.home(first).session);
             let (reply, answer) = oneshot::channel();
             let id = state.begin(Call {
                 request: self.request.clone(),
                 slots,
-                held,
+                held: helds,
                 phase: Phase::Pausing,
                 asked: 0,
                 session,
                 early: Vec::new(),
                 reply,
-                _pending: context.background.pending.token(),
+                pending: context.background.pending.token(),
                 since: now,
                 was_queued: self.was_held_up,
                 tries: 0,

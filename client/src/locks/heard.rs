@@ -29,7 +29,7 @@ impl Listener for Context {
         for event in &news.events {
             this.hears(session, event, news.since);
         }
-        // What was refused for want of a session is asked again.
+        // Calls and renewals that were refused for want of a session ask again.
         if this
             .table
             .with(|state| std::mem::take(&mut state.has_refused))
@@ -97,8 +97,9 @@ impl Moves for Context {
 
 impl Context {
     fn ask_all(self: &Arc<Self>, which: impl FnMut(&mut Call) -> bool) {
-        let calls = self.table.calls(which);
-        calls.into_iter().for_each(|id| self.ask(id, None));
+        for id in self.table.calls(which) {
+            self.ask(id, None);
+        }
     }
 
     /// In another life of the session each hold is renewed by its token, and each wait is asked for

@@ -24,6 +24,8 @@ pub(crate) struct Held {
     pub(crate) hold: Arc<Hold>,
     pub(super) slot: SlotId,
     is_given_back: bool,
+    /// Whether a kept lock stays here when this is given back: not before its caller has it.
+    pub(super) stays: bool,
 }
 
 impl Held {
@@ -34,6 +36,7 @@ impl Held {
             hold,
             slot,
             is_given_back: false,
+            stays: false,
         }
     }
 
@@ -52,6 +55,9 @@ impl Held {
 
     fn give_back(&mut self, report: Report) {
         if !std::mem::replace(&mut self.is_given_back, true) {
+            if !self.stays {
+                self.hold.wanted.must_go_back();
+            }
             self.context.give_back(&self.hold, self.slot, report);
         }
     }

@@ -242,7 +242,7 @@ impl Hold {
         self.mark_lost(reason);
     }
 
-    /// It is to be renewed when a session answers.
+    /// Its renewal was refused, and is sent again when a session answers.
     pub(crate) fn refused(&self) {
         self.was_refused.store(true, Ordering::Relaxed);
     }

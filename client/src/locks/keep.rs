@@ -66,7 +66,9 @@ impl Context {
             state.take_turn(id, Turn::Used);
             hold.gains_guard();
             hold.wanted.begins_anew();
-            Some(Held::new(self, hold, id))
+            let mut part = Held::new(self, hold, id);
+            part.stays = true;
+            Some(part)
         })
     }
 

@@ -82,7 +82,7 @@ pub(super) fn one(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) {
     }
 }
 
-/// Sends the RENEW; on the connection that waits for copies, if the lease is to be acknowledged.
+/// Sends the RENEW: on the connection that waits for copies, if the lease must be acknowledged.
 /// It is handed over at once, so that many share one wait.
 fn start(
     context: &Arc<Context>,
@@ -148,7 +148,7 @@ struct Renewing {
     /// One command is under way for a hold at a time.
     turn: Option<OwnedMutexGuard<()>>,
     length: Duration,
-    /// If it asks to be told of others who want the lock: what was told before.
+    /// Whether it asks to hear of other owners that want the lock, and how often it had heard.
     wanted: Option<u64>,
     report: Report,
 }

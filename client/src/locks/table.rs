@@ -111,7 +111,7 @@ struct Waiter {
     told: oneshot::Sender<()>,
 }
 
-/// What a caller sees before it.
+/// The turn that a caller finds before its own.
 pub(super) struct Outlook {
     pub(super) turn: Option<Turn>,
     /// Whether that may last: it waits in the server's queue, or is a use of a kept lock.
@@ -137,7 +137,7 @@ pub(super) struct Call {
     pub(super) early: Vec<Event>,
     pub(super) reply: oneshot::Sender<Result<Helds, Error>>,
     /// A client that shuts down waits for it.
-    pub(super) _pending: TaskTrackerToken,
+    pub(super) pending: TaskTrackerToken,
     pub(super) since: Instant,
     /// How often it has asked.
     pub(super) asked: u32,
@@ -190,7 +190,7 @@ impl Slot {
         !self.line.is_empty()
     }
 
-    /// Refuses those whose time is over: what has the turn will not come to an end at once.
+    /// Refuses waiters whose time is over: the present turn lasts longer.
     fn refuse_late(&mut self) {
         let now = Instant::now();
         self.line
@@ -293,9 +293,10 @@ impl State {
             told,
         };
         if let Some(slot) = self.slots.get_mut(slot) {
-            match is_first {
-                true => slot.line.push_front(waiter),
-                false => slot.line.push_back(waiter),
+            if is_first {
+                slot.line.push_front(waiter);
+            } else {
+                slot.line.push_back(waiter);
             }
         }
         (number, turn)
@@ -354,8 +355,8 @@ impl State {
         slot.turn == Some(Turn::Next(number))
     }
 
-    /// A hold that must be released before the owner asks again, if there is one; its release has
-    /// the turn. The caller has lined up for its own.
+    /// Takes out the hold at a slot, for its release before the owner asks again. The release has
+    /// the turn. Nothing, if the server has no hold.
     pub(super) fn release_first(&mut self, id: SlotId) -> Option<Arc<Hold>> {
         let number = self.number();
         self.slots.get_mut(id)?.take_out(number)

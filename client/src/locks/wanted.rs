@@ -1,22 +1,18 @@
-//! Whether other owners wait for a held lock: a renewal asks the server to tell, which it does once.
+//! Whether other owners wait for a held lock, and whether the server will tell.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-
-use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::time::Instant;
 
 use crate::error::Error;
 use crate::locked;
-use crate::locks::{Aim, Context, Hold, renew};
 
 /// Whether the server was asked to tell when a lock is wanted, and how often it has told.
 #[derive(Default)]
 pub(crate) struct Wanted {
-    told: AtomicU64,
+    pub(super) told: AtomicU64,
     /// How often callers of this process wanted it since it was last handed to one of them, which
     /// the server does not know.
-    told_here: AtomicU64,
+    pub(super) told_here: AtomicU64,
     goes_back: AtomicBool,
     asked: Mutex<Asked>,
 }
@@ -49,7 +45,7 @@ impl Wanted {
     }
 
     /// How often its present guards may have heard.
-    fn heard(&self) -> u64 {
+    pub(super) fn heard(&self) -> u64 {
         self.told()
             .saturating_add(self.told_here.load(Ordering::Acquire))
     }
@@ -57,6 +53,11 @@ impl Wanted {
     /// It is handed to the next guard, which has yet to hear of anybody.
     pub(super) fn begins_anew(&self) {
         self.told_here.store(0, Ordering::Release);
+    }
+
+    /// The lock must not be kept here.
+    pub(super) fn must_go_back(&self) {
+        self.goes_back.store(true, Ordering::Release);
     }
 
     /// Whether the lock may be kept here, because no other client wants it.
@@ -77,6 +78,11 @@ impl Wanted {
         asks.then_some(now)
     }
 
+    /// The renewals ask from now on.
+    pub(super) fn must_be_asked(&self) {
+        *locked(&self.asked) = Asked::Due;
+    }
+
     /// The renewal that asked was answered. It had been told so often before.
     pub(super) fn answered(&self, before: u64, error: Option<&Error>) {
         let mut asked = locked(&self.asked);
@@ -88,7 +94,7 @@ impl Wanted {
     }
 
     /// A refusal is told to one who listens; the next asks the server again.
-    fn refusal(&self) -> Option<Error> {
+    pub(super) fn refusal(&self) -> Option<Error> {
         let mut asked = locked(&self.asked);
         let Asked::Refused(error) = &*asked else {
             return None;
@@ -99,86 +105,6 @@ impl Wanted {
     }
 }
 
-impl Hold {
-    /// The server tells that it is wanted: all guards hear it.
-    pub(super) fn is_wanted(&self) {
-        self.wanted.told.fetch_add(1, Ordering::Release);
-        self.changed.notify_waiters();
-    }
-
-    /// The same for a waiting or refused caller of this process.
-    pub(super) fn is_wanted_here(&self) {
-        self.wanted.told_here.fetch_add(1, Ordering::Release);
-        self.changed.notify_waiters();
-    }
-
-    /// Sees to it that the server tells when it is wanted.
-    fn listen(self: &Arc<Self>, context: &Arc<Context>) -> Result<(), Error> {
-        if let Some(refused) = self.wanted.refusal() {
-            return Err(refused);
-        }
-        if self.wanted.asks().is_none() {
-            *locked(&self.wanted.asked) = Asked::Due;
-            renew::one(context, self, Aim::Hold);
-        }
-        Ok(())
-    }
-
-    /// The same for a lock that is kept, which goes back if the server cannot tell.
-    pub(super) fn listen_while_kept(self: &Arc<Self>, context: &Arc<Context>) {
-        if self.wanted.may_be_kept() && self.listen(context).is_err() {
-            self.wanted.goes_back.store(true, Ordering::Release);
-        }
-    }
-}
-
-/// Ends when one of these is wanted that were not `heard` of yet, or is lost.
-pub(crate) async fn wanted<'a>(
-    context: &Arc<Context>,
-    holds: impl Iterator<Item = &'a Arc<Hold>> + Clone,
-    heard: &AtomicU64,
-) -> Result<(), Error> {
-    let lost = holds.clone().find_map(|hold| hold.lost(Instant::now()));
-    if let Some(reason) = lost {
-        return Err(Error::lost(reason));
-    }
-    // Reads each counter once: a report by another thread after this look ends the wait.
-    let mut known: u64 = 0;
-    let mut waiting = FuturesUnordered::new();
-    for hold in holds.clone() {
-        // An earlier one's, and perhaps that of another server.
-        hold.wanted.refusal();
-        let told = hold.wanted.heard();
-        known = known.saturating_add(told);
-        waiting.push(until_wanted(context, hold, told));
-    }
-    // Told while nobody waited for it, or to another guard.
-    if heard.swap(known, Ordering::Relaxed) < known {
-        return Ok(());
-    }
-    let word = waiting.next().await;
-    let told = holds.map(|hold| hold.wanted.heard()).sum();
-    heard.store(told, Ordering::Relaxed);
-    // A guard has something.
-    word.unwrap_or(Ok(()))
-}
-
-/// Ends when it was told more often than is known.
-async fn until_wanted(context: &Arc<Context>, hold: &Arc<Hold>, known: u64) -> Result<(), Error> {
-    hold.until(|| {
-        let end = hold.end();
-        if let Some(reason) = hold.lost(Instant::now()) {
-            return Ok(Err(Error::lost(reason)));
-        }
-        if hold.wanted.heard() > known {
-            return Ok(Ok(()));
-        }
-        hold.listen(context)
-            .map_or_else(|error| Ok(Err(error)), |()| Err(end))
-    })
-    .await
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,7 +113,7 @@ mod tests {
     fn renewals_ask_until_one_is_answered_and_again_until_it_is_told() {
         let wanted = Wanted::default();
         assert_eq!(wanted.asks(), None);
-        *locked(&wanted.asked) = Asked::Due;
+        wanted.must_be_asked();
         assert_eq!(wanted.asks(), Some(0));
         wanted.answered(0, Some(&Error::not_attached()));
         assert_eq!(wanted.asks(), Some(0), "it was not answered");

@@ -1,15 +1,17 @@
 //! The servers of a quorum, and questions to all of them.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::timeout;
 
 use crate::api::Client;
 use crate::quorum::{Answers, QuorumError, done, doubt, refusal};
-use crate::{Background, Error, ErrorKind, TIMEOUT_MAX};
+use crate::{Background, Error, ErrorKind};
 
 /// A server, and its client, which connects by itself as soon as it can.
 pub(crate) struct Member {
@@ -39,23 +41,31 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// Waits until the first try has ended at each server; once a majority is connected to, no
-    /// longer than a server may take. Servers that take longer join when they are connected.
+    /// Waits until a majority is connected, and a little for the rest; or until none can be.
     pub(super) async fn connected(&self) -> Result<(), QuorumError> {
-        let tried = async |one: &Arc<Member>| drop(one.client.context.router.tried().await);
-        let mut trying: FuturesUnordered<_> = self.members.iter().map(tried).collect();
-        let mut patience = TIMEOUT_MAX;
+        let routers = self.members.iter().map(|one| &one.client.context.router);
+        let mut trying = pin!(join_all(routers.clone().map(|one| one.tried())));
+        // Each until it is connected to, or says that it never will be.
+        let mut reaching: FuturesUnordered<_> = routers
+            .map(async |one| one.home(&[]).session.attached().await)
+            .collect();
+        let mut all_tried = false;
         loop {
-            let all_tried = !matches!(timeout(patience, trying.next()).await, Ok(Some(())));
             let answers: Answers = self.members.iter().map(|one| one.client().err()).collect();
-            match done(&answers) >= self.need {
-                true if all_tried => return self.all_different(),
-                true => patience = self.server_timeout,
-                false if all_tried => {
-                    let kind = refusal(&answers, self.need);
-                    return Err(self.error(kind, "could be connected to", answers));
+            if done(&answers) >= self.need {
+                if !all_tried {
+                    // Servers that take longer join when they are connected.
+                    let _ = timeout(self.server_timeout, &mut trying).await;
                 }
-                false => {}
+                return self.all_different();
+            }
+            if all_tried {
+                let kind = refusal(&answers, self.need);
+                return Err(self.error(kind, "could be connected to", answers));
+            }
+            tokio::select! {
+                _ = &mut trying => all_tried = true,
+                Some(()) = reaching.next() => {}
             }
         }
     }
