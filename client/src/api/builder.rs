@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::Client;
-use crate::locks::{Context, Keeper, Settings};
+use crate::locks::{Context, Handle, Settings};
 use crate::topology::{Identity, Router};
 use crate::wire::{Connector, Dialer, Durability};
 use crate::{Error, GRACE_MAX, MILLI, MILLIS_MAX, TIMEOUT_MAX, chance, part, whole_millis, within};
@@ -433,6 +433,7 @@ impl ClientBuilder {
             lease: self.lease,
             max_hold: self.max_hold,
             interval: self.interval(),
+            kept_max: self.kept_max,
         };
         let context = Context::start(settings, |runtime, listener| {
             let identity = Identity {
@@ -446,8 +447,8 @@ impl ClientBuilder {
             };
             Router::start(first, cluster, identity)
         });
-        let keeper = Keeper::new(self.kept_max);
-        Client { context, keeper }
+        let context = Arc::new(Handle(context));
+        Client { context }
     }
 
     /// Refuses a setting that is out of its bounds, and names the bounds.

@@ -20,6 +20,7 @@ pub(crate) async fn call(context: &Context, hold: &Hold, command: &Cmd) -> Resul
     read_by(reply, |reply| Some(reply.clone())).inspect_err(|error| {
         if error.code() == Code::NotHeld {
             hold.mark_gone(LostReason::NotHeld);
+            hold.changed.notify_waiters();
         }
     })
 }

@@ -98,7 +98,7 @@ impl Router {
     /// order of the slots, so that all callers take several groups in the same order. Empty for a
     /// single server, where one command takes all.
     pub(crate) fn parts(&self, names: &[Arc<[u8]>]) -> Vec<Arc<[Arc<[u8]>]>> {
-        if !self.are_several() {
+        if names.len() < 2 || !self.are_several() {
             return Vec::new();
         }
         let mut names = names.to_vec();

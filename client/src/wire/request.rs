@@ -127,16 +127,17 @@ impl WaitMode {
 
 /// `RLOCK.ACQUIRE … [QUEUE wait-ms] SESSION session ONCE [WANTED]`, or `RLOCK.MACQUIRE` for several
 /// plain locks. Sent twice it takes the lock once.
-pub(crate) fn acquire(
+pub(crate) fn acquire<'a>(
     subject: Subject<'_>,
-    names: &[Arc<[u8]>],
+    names: impl ExactSizeIterator<Item = &'a Arc<[u8]>>,
     lease: Duration,
     wait_mode: WaitMode,
     session: &str,
 ) -> Cmd {
     let mut cmd = if names.len() > 1 {
         let mut cmd = redis::cmd("RLOCK.MACQUIRE");
-        cmd.arg((subject.owner, millis(lease), names.len(), names));
+        cmd.arg((subject.owner, millis(lease), names.len()));
+        names.for_each(|name| _ = cmd.arg(&**name));
         cmd
     } else {
         subject.counted("RLOCK.ACQUIRE", Some(lease))
