@@ -1,6 +1,7 @@
 //! Spans and events for `tracing`, if the feature is on: the spans `wait`, `hold`, `renew` and
-//! `release`; events when a hold is lost, the session connection breaks and is there again, and
-//! when a call has waited for long. All that knows of the feature is in this file.
+//! `release`, at DEBUG, since each lock makes some; events when a hold is lost, the session
+//! connection breaks and is there again, and when a call has waited for long. All that knows of the
+//! feature is in this file.
 #![cfg_attr(
     not(feature = "tracing"),
     expect(clippy::unused_self, unused_variables, reason = "nothing is told")
@@ -17,32 +18,45 @@ use crate::error::LostReason;
 pub(crate) struct Span {
     #[cfg(feature = "tracing")]
     span: tracing::Span,
+    /// The lock's name for the events, which are told where the span is not: it is at DEBUG. None
+    /// if nobody listens, or if the span is of no single lock.
+    #[cfg(feature = "tracing")]
+    name: Option<std::sync::Arc<str>>,
 }
 
-/// A [`Span`] with these fields, as `tracing::info_span!` takes them.
+/// A [`Span`] of this lock, if it is of one, with these fields, as `tracing::debug_span!` takes
+/// them.
 macro_rules! span {
-    ($($told:tt)*) => {
+    ($name:expr; $($told:tt)*) => {
         Span {
             #[cfg(feature = "tracing")]
-            span: tracing::info_span!($($told)*),
+            span: tracing::debug_span!($($told)*),
+            #[cfg(feature = "tracing")]
+            name: $name,
         }
     };
 }
 
+/// The lock's name, if anybody listens to events.
+#[cfg(feature = "tracing")]
+fn heard(name: &impl Display) -> Option<std::sync::Arc<str>> {
+    tracing::enabled!(tracing::Level::WARN).then(|| name.to_string().into())
+}
+
 pub(crate) fn wait(name: impl Display, owner: impl Display, mode: impl Debug) -> Span {
-    span!("wait", %name, %owner, ?mode)
+    span!(heard(&name); "wait", %name, %owner, ?mode)
 }
 
 pub(crate) fn hold(name: impl Display, owner: impl Display, mode: impl Debug, token: u64) -> Span {
-    span!("hold", %name, %owner, ?mode, token, lost = tracing::field::Empty)
+    span!(heard(&name); "hold", %name, %owner, ?mode, token, lost = tracing::field::Empty)
 }
 
 pub(crate) fn renew(holds: usize) -> Span {
-    span!("renew", holds)
+    span!(None; "renew", holds)
 }
 
 pub(crate) fn release(name: impl Display, owner: impl Display, mode: impl Debug) -> Span {
-    span!("release", %name, %owner, ?mode)
+    span!(heard(&name); "release", %name, %owner, ?mode)
 }
 
 impl Span {
@@ -56,7 +70,8 @@ impl Span {
         #[cfg(feature = "tracing")]
         {
             self.span.record("lost", tracing::field::display(reason));
-            tracing::warn!(parent: &self.span, %reason, "the lock is lost");
+            let name = self.name.as_deref();
+            tracing::warn!(parent: &self.span, name, %reason, "the lock is lost");
         }
     }
 
@@ -65,7 +80,8 @@ impl Span {
         #[cfg(feature = "tracing")]
         if since.elapsed() >= LONG {
             let waited_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
-            tracing::info!(parent: &self.span, waited_ms, "the wait was a long one");
+            let name = self.name.as_deref();
+            tracing::info!(parent: &self.span, name, waited_ms, "the wait was a long one");
         }
     }
 }

@@ -3,9 +3,7 @@
 use crate::clock;
 use crate::ffi::{self, InfoPage, InfoSection};
 use crate::memory::state;
-use rlock_core::{Histogram, PatternCounters};
-use std::ffi::{CStr, CString};
-use std::fmt::Write as _;
+use rlock_core::{Histogram, Longest, PatternCounters};
 
 /// The section `rlock` of INFO.
 pub(crate) struct Section;
@@ -13,82 +11,95 @@ pub(crate) struct Section;
 impl InfoSection for Section {
     fn fill(page: &InfoPage) {
         let now = clock::now();
-        let (counters, gauges, delay_ms, patterns) = state::with(|state| {
+        let (counters, gauges, delay_ms, longest, patterns) = state::with(|state| {
             let locks = &state.locks;
             let delay_ms = locks.grant_delay_left_ms(now);
-            let patterns = locks.pattern_counters().to_vec();
-            (*locks.counters(), locks.gauges(), delay_ms, patterns)
+            let of_pattern = |(number, of): (usize, &PatternCounters)| {
+                (number, of.clone(), locks.longest(Some(number), now))
+            };
+            let patterns = (1..).zip(locks.pattern_counters());
+            let patterns: Vec<_> = patterns.map(of_pattern).collect();
+            let (counters, gauges) = (*locks.counters(), locks.gauges());
+            let longest = locks.longest(None, now);
+            (counters, gauges, delay_ms, longest, patterns)
         });
         let size = |size: usize| u64::try_from(size).unwrap_or(u64::MAX);
-        page.number(c"grants", counters.grants);
-        page.number(c"reentries", counters.reentries);
-        page.number(c"handovers", counters.handovers);
-        page.number(c"grants_taken_back", counters.grants_taken_back);
-        page.number(c"releases", counters.releases);
-        page.number(c"renewals", counters.renewals);
-        page.number(c"renewals_lost", counters.renewals_lost);
-        page.number(c"timeouts", counters.timeouts);
-        page.number(c"cancels", counters.cancels);
-        page.number(c"departures", counters.departures);
-        page.number(c"breaks", counters.breaks);
-        page.number(c"deadlocks_refused", counters.deadlocks_refused);
-        page.number(c"session_releases", counters.session_releases);
-        page.number(c"holds_lost", counters.holds_lost);
-        page.number(c"sessions_overflowed", counters.sessions_overflowed);
-        page.number(c"expiries_noticed", counters.expiries);
-        page.number(c"waiters", size(gauges.waiters));
-        page.number(c"waiters_peak", counters.waiters_peak);
-        page.number(c"locks_waited_for", size(gauges.locks));
-        page.number(c"sessions", size(gauges.sessions));
-        page.number(c"session_holds", size(gauges.session_holds));
-        page.number(c"unacknowledged_events", size(gauges.unacknowledged_events));
-        page.number(c"calls_refused", ffi::calls_refused());
-        page.number(c"grant_delay_left_ms", u64::try_from(delay_ms).unwrap_or(0));
-        histogram(page, c"wait_ms", &counters.wait_ms);
-        histogram(page, c"hold_ms", &counters.hold_ms);
-        for (number, counters) in (1..).zip(&patterns) {
-            pattern(page, number, counters);
+        page.number("grants", counters.grants);
+        page.number("reentries", counters.reentries);
+        page.number("handovers", counters.handovers);
+        page.number("grants_taken_back", counters.grants_taken_back);
+        page.number("releases", counters.releases);
+        page.number("renewals", counters.renewals);
+        page.number("renewals_lost", counters.renewals_lost);
+        page.number("timeouts", counters.timeouts);
+        page.number("cancels", counters.cancels);
+        page.number("departures", counters.departures);
+        page.number("breaks", counters.breaks);
+        page.number("deadlocks_refused", counters.deadlocks_refused);
+        page.number("session_releases", counters.session_releases);
+        page.number("holds_lost", counters.holds_lost);
+        page.number("sessions_overflowed", counters.sessions_overflowed);
+        page.number("expiries_noticed", counters.expiries);
+        page.number("waiters", size(gauges.waiters));
+        page.number("waiters_peak", counters.waiters_peak);
+        page.number("locks_waited_for", size(gauges.locks));
+        page.number("sessions", size(gauges.sessions));
+        page.number("session_holds", size(gauges.session_holds));
+        page.number("unacknowledged_events", size(gauges.unacknowledged_events));
+        page.number("calls_refused", ffi::calls_refused());
+        page.number("grant_delay_left_ms", u64::try_from(delay_ms).unwrap_or(0));
+        longest_now(page, longest);
+        histogram(page, "wait_ms", &counters.wait_ms);
+        histogram(page, "hold_ms", &counters.hold_ms);
+        for (number, counters, longest) in &patterns {
+            pattern(page, *number, counters, *longest);
         }
     }
 }
 
 /// Three lines: the counters of a pattern, and its histograms.
-fn pattern(page: &InfoPage, number: u32, counters: &PatternCounters) {
-    let name = |what: &str| CString::new(format!("pattern_{number}{what}")).unwrap_or_default();
-    page.line(&name(""), |page| {
-        page.text(c"pattern", &shown(&counters.pattern));
-        page.number(c"grants", counters.grants);
-        page.number(c"waits", counters.waits);
-        page.number(c"lost", counters.lost);
+fn pattern(page: &InfoPage, number: usize, counters: &PatternCounters, longest: Longest) {
+    page.line(&format!("pattern_{number}"), |page| {
+        page.text("pattern", &shown(&counters.pattern));
+        page.number("grants", counters.grants);
+        page.number("waits", counters.waits);
+        page.number("lost", counters.lost);
+        longest_now(page, longest);
     });
-    histogram(page, &name("_wait_ms"), &counters.wait_ms);
-    histogram(page, &name("_hold_ms"), &counters.hold_ms);
+    histogram(
+        page,
+        &format!("pattern_{number}_wait_ms"),
+        &counters.wait_ms,
+    );
+    histogram(
+        page,
+        &format!("pattern_{number}_hold_ms"),
+        &counters.hold_ms,
+    );
+}
+
+fn longest_now(page: &InfoPage, longest: Longest) {
+    let ms = |ms: i64| u64::try_from(ms).unwrap_or(0);
+    page.number("longest_wait_ms", ms(longest.wait_ms));
+    page.number("longest_hold_ms", ms(longest.hold_ms));
 }
 
 /// A pattern as a field's value can hold it: a comma would end the value.
-fn shown(pattern: &[u8]) -> CString {
-    let mut shown = String::new();
-    for byte in pattern {
-        match byte {
-            b'!'..=b'~' if *byte != b',' => shown.push(char::from(*byte)),
-            _ => {
-                let _ = write!(shown, "\\x{byte:02x}");
-            }
-        }
-    }
-    CString::new(shown).unwrap_or_default()
+fn shown(pattern: &[u8]) -> String {
+    let shown = |byte: &u8| match byte {
+        b'!'..=b'~' if *byte != b',' => char::from(*byte).to_string(),
+        _ => format!("\\x{byte:02x}"),
+    };
+    pattern.iter().map(shown).collect()
 }
 
 /// One line: `le_N`, the number of values not above N; then `count` and `sum`.
-fn histogram(page: &InfoPage, name: &CStr, histogram: &Histogram) {
+fn histogram(page: &InfoPage, name: &str, histogram: &Histogram) {
     page.line(name, |page| {
         for (bound, count) in histogram.buckets() {
-            page.number(
-                &CString::new(format!("le_{bound}")).unwrap_or_default(),
-                count,
-            );
+            page.number(&format!("le_{bound}"), count);
         }
-        page.number(c"count", histogram.count());
-        page.number(c"sum", histogram.sum());
+        page.number("count", histogram.count());
+        page.number("sum", histogram.sum());
     });
 }

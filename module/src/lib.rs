@@ -3,7 +3,7 @@
 //! This is the shell around `rlock-core`, which decides. From the top down; each folder imports
 //! only from those below it:
 //!
-//! - `module`: the load and unload, and the declaration of the options; `info`: the metrics
+//! - `module`: the load and unload; `info`: the metrics
 //! - `commands`: one file for each command; each reads the stored state, lets the core decide, and
 //!   replies. `guarded`: which commands of the server RLOCK.GUARD runs
 //! - `driving`: `turn`: the core's loop; `pump`: the timer, for all work outside of commands;
@@ -12,7 +12,7 @@
 //! - `writing`: `effects`: the one place that acts on the server; `new_hash`, `restore`: a new lock
 //!   as replicas and the append-only file get it; `fields`: the fields that a write sets;
 //!   `publish`: the unlock message; `reply`: replies
-//! - `reading`: `keys`: a lock's key as plain values; `read_write`: the keys of a read-write lock;
+//! - `reading`: `load`: a lock's key as plain values; `read_write`: the keys of a read-write lock;
 //!   `permits`: those of permits; `cluster`: which node serves a key that is not served here
 //! - `memory`: the state between the server's calls
 //! - `config`: the options; `clock`: the time

@@ -2,17 +2,12 @@
 //! listens to.
 
 use crate::commands;
-use crate::config::{
-    self, EVENTS_PER_SESSION_MAX, FENCE_GUARD_MS, GRANT_DELAY_MS, LOG_HOLDS_MS, LOG_LEN_MAX,
-    LOG_WAITS_MS, METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT, PUBLISH, REPLICATE, SESSIONS_MAX,
-    WAITERS_PER_LOCK_MAX, WAKE_FAIR_QUEUE, WAKE_FAIR_QUEUE_DEFAULT,
-};
+use crate::config;
 use crate::driving::{changes, pump};
 use crate::ffi::{self, Ctx};
 use crate::info;
 use crate::memory::state;
 use redis_module::alloc::RedisAlloc;
-use redis_module::configuration::ConfigurationFlags;
 use redis_module::{Context, RedisString, Status, redis_module};
 
 /// The version in `MODULE LIST`: this crate's version as one number, 1.2.3 as 10203.
@@ -26,8 +21,10 @@ const VERSION: i32 = {
             Err(_) => panic!("a version has numbers"),
         }
     }
-    let major = part(env!("CARGO_PKG_VERSION_MAJOR"));
-    let minor = part(env!("CARGO_PKG_VERSION_MINOR"));
+    let (major, minor) = (
+        part(env!("CARGO_PKG_VERSION_MAJOR")),
+        part(env!("CARGO_PKG_VERSION_MINOR")),
+    );
     let patch = part(env!("CARGO_PKG_VERSION_PATCH"));
     assert!(minor < 100 && patch < 100, "two digits each");
     major * 10_000 + minor * 100 + patch
@@ -40,71 +37,6 @@ redis_module! {
     data_types: [],
     init: init,
     deinit: deinit,
-    configurations: [
-        i64: [
-            [
-                "max-waiters-per-lock", &WAITERS_PER_LOCK_MAX,
-                WAITERS_PER_LOCK_MAX.default, WAITERS_PER_LOCK_MAX.min, WAITERS_PER_LOCK_MAX.max,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "max-sessions", &SESSIONS_MAX,
-                SESSIONS_MAX.default, SESSIONS_MAX.min, SESSIONS_MAX.max,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "max-events-per-session", &EVENTS_PER_SESSION_MAX,
-                EVENTS_PER_SESSION_MAX.default, EVENTS_PER_SESSION_MAX.min,
-                EVENTS_PER_SESSION_MAX.max,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "fence-guard-ms", &FENCE_GUARD_MS,
-                FENCE_GUARD_MS.default, FENCE_GUARD_MS.min, FENCE_GUARD_MS.max,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "grant-delay-ms", &GRANT_DELAY_MS,
-                GRANT_DELAY_MS.default, GRANT_DELAY_MS.min, GRANT_DELAY_MS.max,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "log-max-len", &LOG_LEN_MAX,
-                LOG_LEN_MAX.default, LOG_LEN_MAX.min, LOG_LEN_MAX.max,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "log-holds-ms", &LOG_HOLDS_MS,
-                LOG_HOLDS_MS.default, LOG_HOLDS_MS.min, LOG_HOLDS_MS.max,
-                ConfigurationFlags::DEFAULT, None
-            ],
-            [
-                "log-waits-ms", &LOG_WAITS_MS,
-                LOG_WAITS_MS.default, LOG_WAITS_MS.min, LOG_WAITS_MS.max,
-                ConfigurationFlags::DEFAULT, None
-            ],
-        ],
-        string: [
-            [
-                "metrics-patterns", &METRICS_PATTERNS, METRICS_PATTERNS_DEFAULT,
-                ConfigurationFlags::DEFAULT, None
-            ],
-        ],
-        bool: [
-            [
-                "wake-fair-queue", &WAKE_FAIR_QUEUE, WAKE_FAIR_QUEUE_DEFAULT,
-                ConfigurationFlags::DEFAULT, None
-            ],
-        ],
-        enum: [
-            ["publish", &PUBLISH, PUBLISH.default.clone(), ConfigurationFlags::DEFAULT, None],
-            [
-                "replicate", &REPLICATE, REPLICATE.default.clone(),
-                ConfigurationFlags::DEFAULT, None
-            ],
-        ],
-        module_args_as_configuration: false,
-    ]
 }
 
 fn init(context: &Context, args: &[RedisString]) -> Status {
@@ -116,7 +48,7 @@ fn done_or_logged(context: &Context, result: Result<(), String>) -> Status {
     match result {
         Ok(()) => Status::Ok,
         Err(reason) => {
-            context.log_warning(&reason);
+            Ctx::of(context).log_warning(&reason);
             Status::Err
         }
     }
@@ -138,6 +70,8 @@ fn start(context: &Context, args: &[RedisString]) -> Result<(), String> {
     })?;
     log_panics();
     let ctx = Ctx::of(context);
+    config::register(context);
+    ffi::load_options(ctx);
     ffi::choose_commands(ctx).map_err(|missing| {
         format!(
             "rlock needs these commands, and the server has none of these names: {missing}. Take \

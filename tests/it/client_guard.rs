@@ -84,6 +84,30 @@ async fn a_command_of_a_lost_guard_is_not_run_and_tells_that_it_is_lost() {
     }
 }
 
+/// Owner and token are known to others, as to the command of `rlock run`. The session is told of
+/// such a release; the next renewal comes after 100 s.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_that_another_connection_releases_in_its_owners_name_says_so_at_once() {
+    let server = Server::start();
+    let client = connect(calm(), &server).await;
+    let (plain, shared) = (client.lock("l"), client.rw_lock("l"));
+    let permits = client.semaphore("l", 5);
+    macro_rules! loses {
+        ($guard:expr, $mode:literal) => {{
+            let guard = $guard.await.unwrap();
+            let release = format!("RLOCK.RELEASE l {} {}", guard.owner().as_str(), $mode);
+            assert_eq!(server.run(release), 0);
+            assert_eq!(soon(guard.lost()).await, LostReason::NotHeld);
+            assert!(guard.is_lost() && guard.valid_for().is_zero());
+            assert!(guard.unlock().await.unwrap_err().is_lost());
+        }};
+    }
+    loses!(plain.lock(), "");
+    loses!(shared.read(), "READ");
+    loses!(shared.write(), "WRITE");
+    loses!(permits.acquire_many(2), "PERMITS 2");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_whose_reply_is_lost_is_not_sent_twice() {
     let server = Server::start();

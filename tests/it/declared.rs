@@ -516,13 +516,14 @@ fn a_module_with_arguments_is_not_loaded_and_the_log_says_why() {
         ],
         &["LOAD", &path, "rlock.publish", "both"],
         &["LOAD", &path, ""],
+        &["LOAD", &path, "%n%s"],
     ] {
         let command = [&["MODULE"], arguments].concat();
         assert!(conn.cmd(&command).is_error(), "{arguments:?}");
         assert!(conn.run("RLOCK.LIST").is_error(), "{arguments:?}");
         assert!(conn.run("CONFIG GET rlock.*").array().is_empty());
     }
-    for word in ["x", "publish", "rlock.publish", ""] {
+    for word in ["x", "publish", "rlock.publish", "", "%n%s"] {
         let said = format!("rlock takes no arguments, and '{word}' is one: options are lines");
         assert!(server.log().contains(&said), "{word}: {}", server.log());
     }
@@ -640,8 +641,8 @@ fn info_counts_by_pattern_and_the_first_that_matches_counts() {
         server.info_number("rlock_holds_lost") == 2
     });
     let told = by_pattern(&server, 1);
-    assert_eq!(
-        told[0], ":pattern=orders:*,grants=5,waits=2,lost=1",
+    assert!(
+        told[0].starts_with(":pattern=orders:*,grants=5,waits=2,lost=1,longest_wait_ms=0,"),
         "{told:?}"
     );
     assert!(
@@ -653,21 +654,19 @@ fn info_counts_by_pattern_and_the_first_that_matches_counts() {
         "{told:?}"
     );
     let told = by_pattern(&server, 2);
-    assert_eq!(told[0], ":pattern=*:1,grants=2,waits=1,lost=1", "{told:?}");
-    let told = by_pattern(&server, 3);
-    assert_eq!(
-        told[0], r":pattern=a\x2cb*,grants=0,waits=0,lost=0",
+    assert!(
+        told[0].starts_with(":pattern=*:1,grants=2,waits=1,lost=1,"),
         "{told:?}"
     );
+    let nothing = ",grants=0,waits=0,lost=0,longest_wait_ms=0,longest_hold_ms=0";
+    let told = by_pattern(&server, 3);
+    assert_eq!(told[0], format!(r":pattern=a\x2cb*{nothing}"), "{told:?}");
     assert!(by_pattern(&server, 4).is_empty());
     // Any other option leaves them as they are; other patterns begin from zero.
     conn.run("CONFIG SET rlock.publish off");
     assert!(by_pattern(&server, 1)[0].contains("grants=5"));
     assert_eq!(conn.run("CONFIG SET rlock.metrics-patterns *"), "OK");
-    assert_eq!(
-        by_pattern(&server, 1)[0],
-        ":pattern=*,grants=0,waits=0,lost=0"
-    );
+    assert!(by_pattern(&server, 1)[0].starts_with(":pattern=*,grants=0,waits=0,lost=0,"));
     assert!(by_pattern(&server, 2).is_empty());
     let error = conn.cmd(&["CONFIG", "SET", "rlock.metrics-patterns", &"p ".repeat(17)]);
     let error = error.error();
@@ -675,6 +674,67 @@ fn info_counts_by_pattern_and_the_first_that_matches_counts() {
         error.contains("up to 16 patterns of 1 to 256 bytes"),
         "{error}"
     );
+}
+
+/// The longest present wait and hold, in milliseconds: of all locks, then by pattern.
+fn longest(server: &Server) -> Vec<(i64, i64)> {
+    let text = server.run("INFO rlock").text();
+    let number = |part: &str| part.split(['=', ':']).next_back()?.parse::<i64>().ok();
+    let parts = text.split([',', '\r', '\n']);
+    let parts = parts.filter(|part| part.contains("longest_"));
+    let numbers: Vec<i64> = parts.map(|part| number(part).expect(part)).collect();
+    let pairs = numbers.chunks(2).map(|pair| (pair[0], pair[1]));
+    pairs.collect()
+}
+
+#[test]
+fn info_tells_the_longest_present_wait_and_hold_also_by_pattern() {
+    let server = Server::builder()
+        .config("rlock.fence-guard-ms 0")
+        .config(r#"rlock.metrics-patterns "leader* *""#)
+        .start();
+    let (mut conn, mut life) = (server.connect(), server.session_connection("s"));
+    assert_eq!(longest(&server), [(0, 0); 3]);
+    conn.take_for("leader", "ann", "s");
+    let mut bob = server.wait_in_queue("leader", "bob");
+    until("the leader leads for a while", || {
+        longest(&server)[0].0 >= 60
+    });
+    conn.take_for("stock", "eve", "s");
+    conn.take_for("stock:2", "eve", "s");
+    conn.queue("stock", "fay", "s");
+    let [all, leader, others]: [_; 3] = longest(&server).try_into().unwrap();
+    assert_eq!(all, leader, "the leader and its candidate are the longest");
+    assert!(leader.1 >= leader.0, "the hold began first: {leader:?}");
+    assert!(others.0 + 50 < leader.0, "{others:?} {leader:?}");
+    assert!(others.1 + 50 < leader.1, "{others:?} {leader:?}");
+    // The numbers go on under other patterns, at once.
+    conn.run("CONFIG SET rlock.metrics-patterns stock:2");
+    let [all, of_stock_2]: [_; 2] = longest(&server).try_into().unwrap();
+    assert!(all.0 >= leader.0 && all.1 >= leader.1, "{all:?}");
+    assert!(of_stock_2.0 == 0 && of_stock_2.1 < all.1, "{of_stock_2:?}");
+    // A wait counts while it lasts. Bob's hold is not a session's and does not count.
+    conn.let_go("leader", "ann");
+    bob.read().held();
+    let rest = longest(&server)[0];
+    assert!(rest.0 < all.0 && rest.1 < all.1, "{rest:?} {all:?}");
+    // The next waiter of a queue is the longest after the first one has left.
+    until("fay waits for a while", || longest(&server)[0].0 >= 30);
+    conn.queue("stock", "gil", "s");
+    conn.run("RLOCK.CANCEL stock fay");
+    let before = longest(&server)[0].0;
+    let listed = conn.run("RLOCK.LIST").array()[0].array()[2].int();
+    let after = longest(&server)[0].0;
+    assert!(
+        (before..=after).contains(&listed),
+        "{before} {listed} {after}"
+    );
+    conn.run("RLOCK.CANCEL stock gil");
+    assert_eq!(longest(&server)[0].0, 0, "nobody waits");
+    conn.let_go("stock", "eve");
+    conn.run("RLOCK.BREAK stock:2");
+    assert_eq!(longest(&server), [(0, 0); 2]);
+    life.run("RLOCK.EVENTS s");
 }
 
 #[test]

@@ -204,16 +204,23 @@ fn held_locks_survive_a_restart_with_the_users_that_are_shipped() {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
-fn systemd_finds_nothing_wrong_with_the_unit_for_a_server() {
-    let name = "redis-rlock.service";
-    let unit = read(&format!("packaging/systemd/{name}"));
+fn systemd_finds_nothing_wrong_with_the_units() {
     // Where a server is here, and where modules have to be.
+    let unit = read("packaging/systemd/redis-rlock.service");
     assert!(
         unit.contains("\nExecPaths=/usr/bin/redis-server /usr/lib /lib\n"),
         "{unit}"
     );
-    let unit = unit.replace("ExecStart=/usr/bin/redis-server", "ExecStart=/bin/true");
+    is_a_unit("redis-rlock.service", "/usr/bin/redis-server");
+    is_a_unit("rlock-exporter.service", "/usr/bin/rlock");
+}
+
+#[expect(clippy::print_stderr, reason = "a test that was skipped says so")]
+fn is_a_unit(name: &str, program: &str) {
+    let unit = read(&format!("packaging/systemd/{name}"));
+    let start = format!("ExecStart={program} ");
+    assert!(unit.contains(&start), "{unit}");
+    let unit = unit.replace(&start, "ExecStart=/bin/true ");
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join(name);
     fs::write(&file, unit).unwrap();

@@ -245,7 +245,7 @@ fn a_limit_that_is_set_counts_for_all_and_a_raised_one_lets_waiters_in() {
     takes(&mut conn, "alice", "1");
     let error = conn.run("RLOCK.ACQUIRE p bob 1000 PERMITS 2").error();
     assert!(error.ends_with("which is 1"), "{error}");
-    // It counts in place of what a caller names.
+    // It overrides the limit that a caller names.
     let mut bob = waits(&server, "bob", "1 OF 9");
     let mut carol = waits(&server, "carol", "1");
     let mut dave = waits(&server, "dave", "1");

@@ -71,7 +71,7 @@ impl Program {
         kill_process(process, Signal::INT).expect("it runs");
     }
 
-    /// The next line that it prints; at its end what it complained of.
+    /// The next line that it prints; after its end the text of its complaint.
     #[track_caller]
     fn line(&mut self) -> Result<String, String> {
         match self.output.recv_timeout(DEADLINE) {

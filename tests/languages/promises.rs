@@ -1,4 +1,4 @@
-//! What each of the programs does, whatever the language.
+//! The promises that each of the programs keeps, in every language.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -136,7 +136,7 @@ pub(crate) fn fence(language: &str) {
     assert_eq!(server.holder("stock:42"), None);
 }
 
-/// The program waits for alice, who comes to wait for something of the program's in the very moment
+/// The program waits for alice, who comes to wait for a lock of the program's in the very moment
 /// in which its connection breaks. When it queues again, that would close a circle.
 pub(crate) fn deadlock(language: &str) {
     let server = Server::start();

@@ -9,7 +9,7 @@ mod python {
 
     use rlock_tests::{Server, module_path};
 
-    /// Runs a module of Python. What it prints is shown, and its results if it fails.
+    /// Runs a module of Python. Its output is shown, and its results if it fails.
     #[track_caller]
     fn passes(words: &[&str]) {
         let server = Server::start();

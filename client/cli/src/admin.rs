@@ -3,7 +3,7 @@
 mod doctor;
 pub(crate) mod info;
 mod limit;
-mod ls;
+pub(crate) mod ls;
 mod why;
 
 use std::io::{self, IsTerminal as _, Write as _};
@@ -14,7 +14,7 @@ use serde_json::{Value as Json, json};
 use crate::admin::info::holders;
 use crate::args::{Break, Cancel, Command, Listing};
 use crate::connect::Connection;
-use crate::exit::Failure;
+use crate::exit::{Failure, warn};
 use crate::reply::{given, number, say, say_json, say_table, shown, text, time};
 use crate::server::Fleet;
 
@@ -120,7 +120,7 @@ async fn break_lock(fleet: &Fleet, options: &Break) -> Result<u8, Failure> {
     if options.json {
         say_json(&json!({ "broken": was_held }))?;
     } else if was_held {
-        say("broken: the lock is free, or the next one has it")?;
+        say("hold ended; the next waiter, if there is one, has the lock now")?;
     } else {
         say("it was free")?;
     }
@@ -137,6 +137,9 @@ fn agreed(name: &str, info: &Json) -> Result<bool, Failure> {
     let holders = holders(info);
     if holders.is_empty() {
         return Ok(true); // the server says that it is free
+    }
+    if let Some(note) = info::foreign(info) {
+        warn(format!("{}: {note}", shown(name)));
     }
     let (goes, begins) = match holders.len() {
         1 => ("goes", "one begins"),

@@ -14,7 +14,7 @@ use crate::connect::Connection;
 use crate::duration::{parse, parse_some};
 use crate::permits::{self, Asked};
 
-/// Distributed locks on Redis and Valkey: run a command under one, and see who holds what.
+/// Distributed locks on Redis and Valkey: run a command under one, and see their holders.
 ///
 /// The server needs the RLOCK module.
 #[derive(Debug, Parser)]
@@ -31,15 +31,15 @@ pub(crate) enum Command {
     Run(Box<Run>),
     /// List the locks that are held or waited for
     Ls(Listing),
-    /// Tell who holds a lock and who waits for it
+    /// Show the holder of a lock and its queue
     Info(Info),
-    /// Tell why a lock is taken, or an owner waits: who holds it, what that one waits for, and on
+    /// Show why a lock is taken, or an owner waits: the holder, the lock that it waits for, and on
     Why(Why),
     /// Tell what happened lately: holds lost or broken, deadlocks, long waits
     Log(Listing),
     /// List the client processes that hold or wait
     Sessions(Listing),
-    /// End the hold of a lock, whoever has it
+    /// End the hold of a lock in its holder's place
     Break(Break),
     /// Take an owner's wait out of a queue
     Cancel(Cancel),
@@ -53,7 +53,7 @@ pub(crate) enum Command {
         #[arg(long, value_name = "DUR", value_parser = parse, default_value = "1s")]
         every: Duration,
     },
-    /// Serve the metrics of every node to Prometheus
+    /// Serve the metrics of every node to Prometheus; several URLs are several nodes here
     Exporter {
         /// Where to listen
         #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9736")]
@@ -79,7 +79,7 @@ pub(crate) struct Listing {
     #[arg(long = "match", value_name = "PATTERN")]
     pub(crate) pattern: Option<OsString>,
 
-    /// At most so many of each server
+    /// The maximum number for each server
     #[arg(long, value_name = "N")]
     pub(crate) count: Option<usize>,
 
@@ -147,7 +147,7 @@ pub(crate) struct Cancel {
     /// The name of the lock
     pub(crate) name: OsString,
 
-    /// Who waits, as `rlock info` shows it
+    /// The waiter's owner, as `rlock info` shows it
     pub(crate) owner: OsString,
 
     /// Print JSON
@@ -182,8 +182,8 @@ pub(crate) struct Doctor {
 /// lock back. If the lock is lost, the command is ended before another can have the lock; so it is
 /// if rlock is killed. Several plain locks are taken at once. With -s or -x they are taken one
 /// after the other, in the order of their names; if one cannot be had, the others are given back.
-/// With --permits it takes permits of a semaphore, so that so many commands run at a time and not
-/// one; all that is said of a lock is then said of them.
+/// With --permits it takes permits of a semaphore, so that several commands run at a time; this
+/// text holds for permits as for locks.
 ///
 /// Exit status: the command's own; 128 + n if signal n ended it; 1, or -E, if the lock was not
 /// acquired in time; 69 if the server is unreachable or unusable; 75 if the lock was lost and the
@@ -192,6 +192,10 @@ pub(crate) struct Doctor {
 ///
 /// The command finds `RLOCK_NAME`, `RLOCK_TOKEN` and `RLOCK_OWNER` in its environment; with several
 /// names the first two have a line each. Times are 500ms, 30s, 5m, 2h; a bare number is seconds.
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is an option of the command line"
+)]
 #[derive(Args, Debug)]
 #[command(after_help = "Example: rlock run -n nightly-report -- ./report.sh --all")]
 pub(crate) struct Run {
@@ -207,6 +211,11 @@ pub(crate) struct Run {
     #[arg(short = 'E', long, value_name = "NUMBER", default_value = "1")]
     pub(crate) conflict_exit_code: u8,
 
+    /// Print the holder of the lock while rlock waits, and the time of the wait, on standard error;
+    /// on a terminal the holder is printed after a second in any case
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+
     /// Take a read-write lock, together with other readers
     #[arg(short, long, conflicts_with = "exclusive")]
     pub(crate) shared: bool,
@@ -215,7 +224,7 @@ pub(crate) struct Run {
     #[arg(short = 'x', long)]
     pub(crate) exclusive: bool,
 
-    /// Take N permits, of which LIMIT may be out; without LIMIT, as many as `rlock limit` has set
+    /// Take N of the LIMIT permits of a semaphore; without LIMIT the one that `rlock limit` has set
     #[arg(
         long,
         value_name = "N[/LIMIT]",
@@ -233,7 +242,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DUR", value_parser = parse)]
     pub(crate) grace: Option<Duration>,
 
-    /// Hold the lock at least so long, so that a short job does not run again where clocks differ
+    /// Hold the lock at least so long, so that a short job does not run again where clocks differ;
+    /// SIGTERM does not shorten it, SIGINT does; a killed rlock keeps it for the grace only
     #[arg(long, value_name = "DUR", value_parser = parse)]
     pub(crate) at_least: Option<Duration>,
 

@@ -1,5 +1,6 @@
 //! Where the server is, and what the user hears if it cannot be used.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,7 +9,9 @@ use redis::ConnectionInfo;
 use rlock_client::{Client, ClientBuilder, Error};
 
 use crate::exit::Failure;
-use crate::server::{address_of, read_url, right_in};
+use crate::reply::{given, shown_names};
+use crate::server::{IS_A_REPLICA, IS_IN_A_CLUSTER, address_of, lacks, right_in, user_of};
+use crate::url;
 
 /// The authority's, and our own with its key, all in PEM.
 type Certificates = (Option<Vec<u8>>, Option<(Vec<u8>, Vec<u8>)>);
@@ -17,8 +20,9 @@ type Certificates = (Option<Vec<u8>>, Option<(Vec<u8>, Vec<u8>)>);
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Server")]
 pub(crate) struct Connection {
-    /// The server, redis://[user[:password]@]host[:port][/db]; rediss:// for TLS; several, one
-    /// after the other or separated by commas, with --cluster and --sentinel
+    /// The server, redis://[user[:password]@]host[:port][/db]; rediss:// for TLS;
+    /// `unix:///path?db=N&user=NAME&pass=PASSWORD` for a socket; several, one after the other or
+    /// separated by commas, with --cluster and --sentinel
     #[arg(
         long,
         global = true,
@@ -39,7 +43,13 @@ pub(crate) struct Connection {
     pub(crate) sentinel: Option<String>,
 
     /// Log in as this user; the password is taken from the environment, `RLOCK_PASSWORD`
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(
+        long,
+        global = true,
+        env = "RLOCK_USER",
+        hide_env_values = true,
+        value_name = "NAME"
+    )]
     user: Option<String>,
 
     /// Encrypt the connections, as rediss:// does
@@ -64,33 +74,17 @@ impl Connection {
     pub(crate) async fn client(&self, lease: Duration, grace: Duration) -> Result<Client, Failure> {
         let builder = Client::builder().lease(lease).grace(grace).label(label());
         let builder = self.certified(builder)?;
+        let infos = self.infos()?;
+        let mut urls = infos.iter().map(url::write);
         let connected = match &self.sentinel {
             Some(service) => {
-                let sentinels = builder.sentinels(self.url.iter().map(|url| self.with_tls(url)));
-                sentinels
-                    .connect(&self.as_user(&self.service_url(service)))
-                    .await
+                let service = url::write(&self.service_info(service)?);
+                builder.sentinels(urls).connect(&service).await
             }
-            None if self.cluster => {
-                let nodes = self.url.iter().map(|url| self.as_user(&self.with_tls(url)));
-                builder.connect_cluster(nodes).await
-            }
-            None => {
-                builder
-                    .connect(&self.as_user(&self.with_tls(self.only_url()?)))
-                    .await
-            }
+            None if self.cluster => builder.connect_cluster(urls).await,
+            None => builder.connect(&urls.next().unwrap_or_default()).await,
         };
-        connected.map_err(|error| self.failure(&error))
-    }
-
-    fn only_url(&self) -> Result<&str, Failure> {
-        match &self.url[..] {
-            [url] => Ok(url),
-            _ => Err(Failure::usage(
-                "several URLs are for --cluster, or for --sentinel NAME",
-            )),
-        }
+        connected.map_err(|error| self.failure(&error, &[]))
     }
 
     fn certified(&self, mut builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
@@ -117,20 +111,33 @@ impl Connection {
     /// The servers, or the sentinels, by their URLs.
     pub(crate) fn infos(&self) -> Result<Vec<ConnectionInfo>, Failure> {
         if self.sentinel.is_some() {
-            let urls = self.url.iter().map(|url| read_url(&self.with_tls(url)));
+            let urls = self.url.iter().map(|url| url::read(&self.with_tls(url)));
             return urls.collect();
         }
-        if !self.cluster {
-            self.only_url()?;
+        if self.names_each_node() {
+            return Err(Failure::usage(
+                "several URLs are for --cluster, --sentinel NAME, or the exporter",
+            ));
         }
-        let urls = self.url.iter();
-        urls.map(|url| read_url(&self.as_user(&self.with_tls(url))))
+        self.infos_of_each()
+    }
+
+    /// Whether the URLs are of several servers that belong together in no way that is known here.
+    pub(crate) fn names_each_node(&self) -> bool {
+        self.url.len() > 1 && !self.cluster && self.sentinel.is_none()
+    }
+
+    /// The servers by their URLs, also if there are several.
+    pub(crate) fn infos_of_each(&self) -> Result<Vec<ConnectionInfo>, Failure> {
+        let urls = self.url.iter().map(|url| url::read(&self.with_tls(url)));
+        urls.map(|info| info.map(|info| self.as_user(info)))
             .collect()
     }
 
     /// How to speak to the primary that sentinels name.
     pub(crate) fn service_info(&self, service: &str) -> Result<ConnectionInfo, Failure> {
-        read_url(&self.as_user(&self.service_url(service)))
+        let url = self.with_tls(&format!("redis://{}", url::encoded(service)));
+        Ok(self.as_user(url::read(&url)?))
     }
 
     fn uses_tls(&self) -> bool {
@@ -144,46 +151,59 @@ impl Connection {
         }
     }
 
-    /// The service whose primary the sentinels know.
-    fn service_url(&self, service: &str) -> String {
-        self.with_tls(&format!("redis://{}", encoded(service)))
-    }
-
-    /// The URL with the user's name and password in it.
-    fn as_user(&self, url: &str) -> String {
-        let password = std::env::var("RLOCK_PASSWORD").unwrap_or_default();
-        let Some((scheme, rest)) = url.split_once("://") else {
-            return url.to_owned();
+    /// The connection with the user's name and password. A name from --user or `RLOCK_USER` takes
+    /// the place of the URL's, together with `RLOCK_PASSWORD`. Without such a name `RLOCK_PASSWORD`
+    /// is for a URL that has no password of its own.
+    fn as_user(&self, info: ConnectionInfo) -> ConnectionInfo {
+        let settings = info.redis_settings().clone();
+        let given = std::env::var("RLOCK_PASSWORD").ok();
+        let given = given.filter(|password| !password.is_empty());
+        let own = settings.password().map(str::to_owned);
+        let user = self.user.clone();
+        let (user, password) = match user {
+            Some(user) => (Some(user), given.or(own)),
+            None => (settings.username().map(str::to_owned), own.or(given)),
         };
-        if self.user.is_none() && (password.is_empty() || rest.contains('@')) {
-            return url.to_owned();
-        }
-        // A URL without a password logs nobody in: the commands would run as the default user. A
+        // Without a password nobody is logged in, and the commands would run as the default user. A
         // user that needs no password is let in with any.
-        let password = if password.is_empty() {
-            "none"
-        } else {
-            &password
+        let password = password.or_else(|| user.as_ref().map(|_| "none".to_owned()));
+        let settings = match user {
+            Some(user) => settings.set_username(user),
+            None => settings,
         };
-        let user = encoded(self.user.as_deref().unwrap_or_default());
-        let (_, place) = rest.rsplit_once('@').unwrap_or(("", rest));
-        format!("{scheme}://{user}:{}@{place}", encoded(password))
+        let settings = match password {
+            Some(password) => settings.set_password(password),
+            None => settings,
+        };
+        info.set_redis_settings(settings)
     }
 
-    /// Explains an error, with advice.
-    pub(crate) fn failure(&self, error: &Error) -> Failure {
-        let place = self.shown();
+    /// Explains an error of a call for these names, with advice.
+    pub(crate) fn failure(&self, error: &Error, names: &[OsString]) -> Failure {
+        let (place, text) = (self.shown(), error.to_string());
         let advice = if error.is_module_not_loaded() {
             format!(
                 "{place} has no RLOCK module; add `loadmodule /path/to/librlock.so` to its file"
             )
-        } else if error.is_refused() {
-            match right_in(&error.to_string()) {
-                Some(right) => format!("{place} refused: this user needs the right {right}"),
-                None => format!("{place} {error}"),
-            }
-        } else {
+        } else if text.contains("MOVED ") && !self.cluster {
+            format!("{place}: {IS_IN_A_CLUSTER}")
+        } else if text.contains("READONLY ") {
+            format!("{place}: {IS_A_REPLICA}")
+        } else if !error.is_refused() {
             format!("cannot use {place} ({error}); --url or RLOCK_URL says where the server is")
+        } else if let Some(right) = right_in(&text) {
+            let user = match &self.sentinel {
+                Some(service) => self.service_info(service).ok(),
+                None => self.infos().ok().and_then(|infos| infos.into_iter().next()),
+            };
+            let names: Vec<_> = names.iter().map(|name| given(name)).collect();
+            let user = user.as_ref().map_or("default", user_of);
+            format!("{place}: {}", lacks(user, &right, &names))
+        } else if text.contains("WRONGTYPE ") && !names.is_empty() {
+            let taken = shown_names(names);
+            format!("{place} {error}; the lock {taken} needs a name of its own")
+        } else {
+            format!("{place} {error}")
         };
         Failure::unavailable(advice)
     }
@@ -197,7 +217,7 @@ impl Connection {
     /// none is shown: a password with a comma in it makes two of one URL, and the first of them may
     /// be read as a host and a port.
     pub(crate) fn places(&self) -> Vec<String> {
-        let read: Result<Vec<_>, _> = self.url.iter().map(|url| read_url(url)).collect();
+        let read: Result<Vec<_>, _> = self.url.iter().map(|url| url::read(url)).collect();
         match read {
             Ok(infos) => infos.iter().map(address_of).collect(),
             Err(_) => vec!["the server".to_owned()],
@@ -206,19 +226,9 @@ impl Connection {
 }
 
 /// Under which name operators find the session.
-fn label() -> String {
+pub(crate) fn label() -> String {
     let host = nix::unistd::gethostname().unwrap_or_default();
     format!("rlock:{}:{}", host.display(), std::process::id())
-}
-
-/// As a URL has it.
-fn encoded(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let each = text.bytes().map(|byte| match byte {
-        byte if plain(byte) => char::from(byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    });
-    each.collect()
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
@@ -250,10 +260,5 @@ mod tests {
             let options = <Options as clap::Parser>::parse_from(["rlock", "--url", url]);
             assert_eq!(options.connection.shown(), shown, "{url}");
         }
-    }
-
-    #[test]
-    fn what_a_url_cannot_have_is_written_otherwise() {
-        assert_eq!(encoded("a:b@c/é~"), "a%3Ab%40c%2F%C3%A9~");
     }
 }

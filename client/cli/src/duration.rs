@@ -12,7 +12,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
         "m" => 60.0,
         "h" => 3_600.0,
         "d" => 86_400.0,
-        _ => return Err(format!("{unit:?} is no unit: use ms, s, m, h or d")),
+        _ => return Err(format!("unknown unit {unit:?}: use ms, s, m, h or d")),
     };
     let number: f64 = digits
         .parse()

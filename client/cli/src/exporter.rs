@@ -40,7 +40,11 @@ const SERVED: Duration = Duration::from_secs(20);
 /// Serves until it is told to end.
 pub(crate) fn serve(listen: SocketAddr, connection: &Connection) -> Result<u8, Failure> {
     // It is seen at once, and not at the first scrape.
-    connection.infos()?;
+    if connection.names_each_node() {
+        connection.infos_of_each()?;
+    } else {
+        connection.infos()?;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -116,7 +120,14 @@ async fn answer(
 
 /// Asks every node. A node that does not answer is down.
 async fn scrape(connection: &Connection) -> Vec<Scrape> {
-    let found = timeout(PATIENCE, Found::connect(connection)).await;
+    let found = async {
+        if connection.names_each_node() {
+            Found::each(connection).await
+        } else {
+            Found::connect(connection).await
+        }
+    };
+    let found = timeout(PATIENCE, found).await;
     let Ok(Ok(found)) = found else {
         return connection.places().into_iter().map(Scrape::down).collect();
     };

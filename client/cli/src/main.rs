@@ -24,6 +24,7 @@ mod run;
 mod server;
 mod sys;
 mod top;
+mod url;
 
 use args::{Cli, Command};
 use exit::Failure;

@@ -1,6 +1,6 @@
 //! Replies of a server as JSON, and as lines on a terminal.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 
@@ -44,6 +44,12 @@ pub(crate) fn words(bytes: &[u8]) -> String {
 /// A name from the command line, as [words].
 pub(crate) fn given(name: &OsStr) -> String {
     words(name.as_bytes())
+}
+
+/// Names from the command line, as they are shown.
+pub(crate) fn shown_names(names: &[OsString]) -> String {
+    let names = names.iter().map(|name| shown(&given(name)));
+    names.collect::<Vec<_>>().join(", ")
 }
 
 /// Text that is safe for a terminal. Only characters that would steer it are escaped: control

@@ -12,6 +12,7 @@ mod message;
 pub(crate) mod signals;
 mod supervise;
 mod terminal;
+mod waiting;
 
 use std::ffi::OsString;
 use std::io;
@@ -27,6 +28,7 @@ use crate::args::{OnLost, Run};
 use crate::connect::Connection;
 use crate::duration::shown;
 use crate::exit::{self, Failure, warn};
+use crate::reply::shown_names;
 use crate::run::held::{Held, Kind, Wait};
 use crate::run::signals::Signals;
 use crate::run::supervise::{Ended, Supervisor};
@@ -58,6 +60,7 @@ struct Plan {
     max: Option<Duration>,
     on_lost: OnLost,
     kill_after: Duration,
+    verbose: bool,
 }
 
 /// Runs the command; its status.
@@ -150,6 +153,7 @@ impl Plan {
             max: run.max,
             on_lost: run.on_lost,
             kill_after,
+            verbose: run.verbose,
         })
     }
 
@@ -164,9 +168,11 @@ impl Plan {
             client = connection.client(self.lease, self.grace) => client?,
             signal = signals.next() => return Err(Failure::by_signal(signal)),
         };
+        let begun = Instant::now();
         let taking = Held::take(&client, &self.names, self.kind, self.wait);
         let held = tokio::select! {
             held = taking => held.map_err(|error| self.not_taken(&error, connection)),
+            never = waiting::say_who_holds(self, connection) => match never {},
             signal = signals.next() => Err(Failure::by_signal(signal)),
         };
         if held.is_err() {
@@ -175,6 +181,10 @@ impl Plan {
         }
         let held = held?;
         let granted = Instant::now();
+        if self.verbose {
+            let took = shown(whole_ms(begun.elapsed()));
+            warn(format!("got {} after {took}", shown_names(&self.names)));
+        }
         let ended = Supervisor::new(self, &held, &mut signals, guardian, link);
         let ended = ended.map_err(|error| unexpected(&error))?.supervise().await;
         let told = ended.as_ref().is_ok_and(|ended| ended.lost);
@@ -188,7 +198,7 @@ impl Plan {
         if error.is_not_acquired() {
             return Failure::silent(self.conflict);
         }
-        let mut failure = connection.failure(error);
+        let mut failure = connection.failure(error, &self.names);
         if error.is_refused() && error.to_string().contains("NOLIMIT") {
             failure.text.push_str(
                 "; --permits N/LIMIT names a limit, and `rlock limit NAME LIMIT` sets one for all",
@@ -197,8 +207,8 @@ impl Plan {
         failure
     }
 
-    /// The command has gone; the lock stays for its shortest time, unless a signal ends that, which
-    /// is returned.
+    /// The command has gone; the lock stays for its shortest time. Only SIGINT ends that, and is
+    /// returned: a service manager that stops this process does not make two hosts' clocks agree.
     async fn give_back(
         &self,
         held: Held,
@@ -207,10 +217,16 @@ impl Plan {
         told: bool,
     ) -> Option<i32> {
         let until = granted.checked_add(self.at_least).unwrap_or(granted);
-        let signal = tokio::select! {
-            () = sleep_until(until) => None,
-            _ = held.lost() => None,
-            signal = signals.any_to_end() => Some(signal),
+        let signal = loop {
+            tokio::select! {
+                () = sleep_until(until) => break None,
+                _ = held.lost() => break None,
+                signal = signals.any_to_end() => if signal == libc::SIGINT {
+                    break Some(signal);
+                },
+            }
+            let left = shown(whole_ms(until.duration_since(Instant::now())));
+            warn(format!("keeping the lock for {left} more (--at-least)"));
         };
         if let Err(error) = held.unlock().await {
             self.not_given_back(&error, told);
@@ -219,7 +235,15 @@ impl Plan {
     }
 
     fn not_given_back(&self, error: &Error, told: bool) {
-        if !error.is_lost() {
+        if error.to_string().contains("READONLY ") {
+            let lease = shown(self.lease);
+            warn(format!(
+                "the lock could not be given back: the server is a replica now, as after a \
+                 failover, and the new primary keeps the lock for the rest of its lease, {lease} \
+                 at most; --sentinel, --cluster or an address that moves with the primary, and a \
+                 --grace longer than a failover, let a command live through it"
+            ));
+        } else if !error.is_lost() {
             let grace = shown(self.grace);
             warn(format!(
                 "the lock could not be given back ({error}); the server frees it within {grace}, \
@@ -229,6 +253,10 @@ impl Plan {
             warn("the lock was lost before it was given back: another may have had it meanwhile");
         }
     }
+}
+
+fn whole_ms(time: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn unexpected(error: &io::Error) -> Failure {

@@ -5,20 +5,22 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo,
-    IntoConnectionInfo, ProtocolVersion, RedisError, TlsCertificates, Value, cmd,
+    Arg, AsyncConnectionConfig, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo,
+    ProtocolVersion, RedisError, TlsCertificates, Value, cmd,
 };
 use serde_json::Value as Json;
 use tokio::task::JoinSet;
 
 use crate::connect::Connection;
 use crate::exit::Failure;
-use crate::reply::json;
+use crate::reply::{json, shown, words};
 
 /// One server, and a connection to it.
 pub(crate) struct Node {
     /// `host:port`.
     pub(crate) address: String,
+    /// The user that is logged in there.
+    user: String,
     connection: MultiplexedConnection,
 }
 
@@ -67,12 +69,30 @@ impl Node {
     /// The node's reply to a command, or the failure to report.
     pub(crate) async fn must(&self, command: &Cmd) -> Result<Json, Failure> {
         let asked = self.ask(command).await;
-        asked.map_err(|error| self.failure(&error))
+        asked.map_err(|error| self.failure_for(command, &error))
     }
 
     /// The failure to report for an error of this node.
     pub(crate) fn failure(&self, error: &RedisError) -> Failure {
-        Failure::unavailable(format!("{}: {}", self.address, said(error)))
+        Failure::unavailable(format!("{}: {}", self.address, self.said(error)))
+    }
+
+    /// Its error in its own words, and which right this user lacks.
+    pub(crate) fn said(&self, error: &RedisError) -> String {
+        said(error, &self.user, None)
+    }
+
+    /// The same for a command whose first argument is a key.
+    fn failure_for(&self, command: &Cmd, error: &RedisError) -> Failure {
+        let key = match command.args_iter().nth(1) {
+            Some(Arg::Simple(key)) => Some(key),
+            _ => None,
+        };
+        Failure::unavailable(format!(
+            "{}: {}",
+            self.address,
+            said(error, &self.user, key)
+        ))
     }
 
     /// The reply of RLOCK.LIST: for each lock its name, the number of its waiters, and the longest
@@ -85,18 +105,50 @@ impl Node {
     }
 }
 
-/// A server's error in its own words, and which right is missing.
-pub(crate) fn said(error: &RedisError) -> String {
+/// A server's error in its own words, and which right this user lacks for the key.
+fn said(error: &RedisError, user: &str, key: Option<&[u8]>) -> String {
     if let Some(right) = missing_right(error) {
-        return format!("NOPERM this user may not ask that: it needs the right {right}");
+        let key: Vec<_> = key.map(words).into_iter().collect();
+        return lacks(user, &right, &key);
     }
     match (error.code(), error.detail()) {
         (Some("ERR"), Some(text)) if text.starts_with("unknown command") => {
             "it has no RLOCK module, or an older one: `rlock doctor` says more".to_owned()
         }
+        (Some("MOVED"), _) => IS_IN_A_CLUSTER.to_owned(),
+        (Some("READONLY"), _) => IS_A_REPLICA.to_owned(),
+        (Some("WRONGTYPE"), Some(text)) if let Some(key) = key => {
+            format!("WRONGTYPE {}: {text}", shown(&words(key)))
+        }
         (Some(code), text) => format!("{code} {}", text.unwrap_or_default()),
         _ => error.to_string(),
     }
+}
+
+/// The advice after `MOVED`.
+pub(crate) const IS_IN_A_CLUSTER: &str =
+    "it is a node of a cluster, and the lock is at another node: add --cluster";
+
+/// The advice after `READONLY`.
+pub(crate) const IS_A_REPLICA: &str =
+    "READONLY it is a replica: --url has to lead to the primary, or to sentinels with --sentinel";
+
+/// Which right a user lacks. One for a key is named with the keys themselves.
+pub(crate) fn lacks(user: &str, right: &str, keys: &[String]) -> String {
+    let rights = match (right, keys) {
+        ("~NAME", [_, ..]) => {
+            let each = keys.iter().map(|key| format!("~{key}"));
+            each.collect::<Vec<_>>().join(" ")
+        }
+        _ => right.to_owned(),
+    };
+    let (user, rights) = (shown(user), shown(&rights));
+    format!("NOPERM the user {user} needs the right {rights}")
+}
+
+/// The name under which a connection logs in.
+pub(crate) fn user_of(info: &ConnectionInfo) -> &str {
+    info.redis_settings().username().unwrap_or("default")
 }
 
 fn refused_command(reply: &Value) -> Option<RedisError> {
@@ -150,22 +202,36 @@ impl Found {
         };
         let like = infos.into_iter().next();
         let like = like.ok_or_else(|| Failure::usage("no URL"))?;
-        let opened = slots.primaries.iter().map(|address| {
-            let (connection, info) = (connection.clone(), at(like.clone(), address));
-            async move { open(&connection, info?).await }
+        let infos = slots.primaries.iter();
+        let infos = infos.map(|address| at(like.clone(), address));
+        Ok(Self {
+            unserved: slots.unserved,
+            ..Self::open_each(connection, infos.collect::<Result<_, _>>()?).await
+        })
+    }
+
+    /// Connects to the server of each URL: a primary and its replicas, say.
+    pub(crate) async fn each(connection: &Connection) -> Result<Self, Failure> {
+        Ok(Self::open_each(connection, connection.infos_of_each()?).await)
+    }
+
+    async fn open_each(connection: &Connection, infos: Vec<ConnectionInfo>) -> Self {
+        let opened = infos.iter().map(|info| {
+            let (connection, info) = (connection.clone(), info.clone());
+            async move { open(&connection, info).await }
         });
         let (mut nodes, mut unreachable) = (Vec::new(), Vec::new());
-        for (address, opened) in slots.primaries.iter().zip(all_of(opened).await) {
+        for (info, opened) in infos.iter().zip(all_of(opened).await) {
             match opened {
                 Some(Ok(node)) => nodes.push(node),
-                _ => unreachable.push(address.clone()),
+                _ => unreachable.push(address_of(info)),
             }
         }
-        Ok(Self {
+        Self {
             nodes,
             unreachable,
-            unserved: slots.unserved,
-        })
+            unserved: 0,
+        }
     }
 }
 
@@ -210,12 +276,9 @@ impl Fleet {
                     let place = error.detail().unwrap_or_default().to_owned();
                     let place = place.rsplit(' ').next().unwrap_or_default();
                     let other = self.nodes().find(|node| node.address == place);
-                    let unknown = || Failure::unavailable(format!("no node {place}"));
-                    node = other.ok_or_else(unknown)?;
+                    node = other.ok_or_else(|| node.failure_for(command, &error))?;
                 }
-                Err(error) => {
-                    return Err(node.failure(&error));
-                }
+                Err(error) => return Err(node.failure_for(command, &error)),
                 Ok(reply) => return Ok(reply),
             }
         }
@@ -297,7 +360,7 @@ pub(crate) fn address_of(info: &ConnectionInfo) -> String {
 }
 
 async fn open(connection: &Connection, info: ConnectionInfo) -> Result<Node, Failure> {
-    let address = address_of(&info);
+    let (address, user) = (address_of(&info), user_of(&info).to_owned());
     let settings = info.redis_settings().clone();
     // With RESP3 the server sends maps as maps.
     let info = info.set_redis_settings(settings.set_protocol(ProtocolVersion::RESP3));
@@ -315,12 +378,13 @@ async fn open(connection: &Connection, info: ConnectionInfo) -> Result<Node, Fai
     let connection = connected.map_err(|error| {
         let text = format!(
             "cannot use {address} ({}); --url or RLOCK_URL says where the server is",
-            said(&error)
+            said(&error, &user, None)
         );
         Failure::unavailable(text)
     })?;
     Ok(Node {
         address,
+        user,
         connection,
     })
 }
@@ -436,10 +500,4 @@ fn at(info: ConnectionInfo, address: &str) -> Result<ConnectionInfo, Failure> {
         _ => ConnectionAddr::Tcp(host, port),
     };
     Ok(info.set_addr(there))
-}
-
-/// The connection that a URL describes.
-pub(crate) fn read_url(url: &str) -> Result<ConnectionInfo, Failure> {
-    let info = url.into_connection_info();
-    info.map_err(|error| Failure::usage(format!("a URL cannot be read: {error}")))
 }

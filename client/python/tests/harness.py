@@ -93,6 +93,31 @@ class Server:
                 self.run("CLIENT", "KILL", "ID", number)
 
 
+class Sentinel:
+    """One that watches the primary under the name `locks`, and decides alone."""
+
+    def __init__(self, primary):
+        self.folder, self.port = tempfile.TemporaryDirectory(), free_port()
+        file = os.path.join(self.folder.name, "sentinel.conf")
+        with open(file, "w") as config:
+            config.write(f"port {self.port}\n")
+            config.write(f"sentinel monitor locks 127.0.0.1 {primary.port} 1\n")
+        words = [SERVER, file, "--sentinel", "--dir", self.folder.name, "--logfile", "log"]
+        self.process = subprocess.Popen(words)
+        self.db = redis.Redis(port=self.port, protocol=2)
+
+    def master(self):
+        """What it knows; nothing while it does not answer."""
+        with contextlib.suppress(redis.RedisError):
+            return self.db.sentinel_master("locks")
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+        self.db.close()
+        self.folder.cleanup()
+
+
 class Proxy:
     """Passes bytes on. Holds back the replies on the connections that `deaf` names by number."""
 

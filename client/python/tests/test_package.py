@@ -13,8 +13,10 @@ from concurrent.futures import Future
 import pytest
 import redis
 import redis.asyncio
-from harness import Proxy, Server, free_port, until
+from harness import Proxy, Sentinel, Server, free_port, until
+from redis.asyncio.sentinel import Sentinel as AsyncSentinels
 from redis.exceptions import LockError, LockNotOwnedError, NoPermissionError
+from redis.sentinel import Sentinel as Sentinels
 
 from rlock_redis import (
     AsyncClient,
@@ -258,6 +260,66 @@ with client.lock("other"):
 
 
 # What it does not work with.
+
+
+@pytest.fixture
+def watched(own):
+    replica = Server("--replicaof", "127.0.0.1", str(own.port))
+    sentinel = Sentinel(own)
+    until(lambda: (sentinel.master() or {}).get("num-slaves") == 1)
+    yield own, replica, sentinel
+    sentinel.stop()
+    replica.stop()
+
+
+def fail_over(primary, replica, sentinel):
+    until(lambda: replica.db.info("replication")["master_link_status"] == "up")
+    # It takes no order while it has not looked at the replica for long enough.
+    until(lambda: b"OK" == failed_over(sentinel))
+    until(lambda: replica.db.role()[0] == b"master")
+    until(lambda: primary.db.role()[0] == b"slave")
+
+
+def failed_over(sentinel):
+    try:
+        return sentinel.db.execute_command("SENTINEL", "FAILOVER", "locks", NEVER_DECODE=True)
+    except redis.ResponseError:
+        return None
+
+
+def test_a_pool_of_sentinels_follows_a_failover(watched):
+    primary, replica, sentinel = watched
+    pool = Sentinels([("127.0.0.1", sentinel.port)]).master_for("locks")
+    with Client(pool, grace=30) as client:
+        with Lock(pool, "redis-py"):
+            pass
+        with client.lock("lock", lease=60) as guard:
+            assert primary.info()[b"owner"] == guard.owner
+            fail_over(primary, replica, sentinel)
+            # Held at the new primary, and by the same session.
+            until(lambda: replica.info()[b"session"] == client._link.session.id.encode())
+            assert not guard.is_lost()
+            assert guard.call("SET", "data", 1) == b"OK"
+        until(lambda: replica.info()[b"owner"] is None)
+        with client.lock("another", timeout=20):
+            assert replica.info("another")[b"count"] == 1
+        with Lock(pool, "redis-py"):
+            assert replica.info("redis-py")[b"count"] == 1
+
+
+def test_a_pool_of_sentinels_for_asyncio(watched):
+    _, _, sentinel = watched
+
+    async def main():
+        pool = AsyncSentinels([("127.0.0.1", sentinel.port)]).master_for("locks")
+        async with AsyncClient(pool) as client:
+            async with client.lock("lock") as guard:
+                assert await guard.call("SET", "data", 1) == b"OK"
+            async with pool.lock("redis-py", lock_class=AsyncLock):
+                pass
+        await pool.aclose()
+
+    asyncio.run(main())
 
 
 def test_a_cluster_client_is_refused_in_words(server):

@@ -63,7 +63,9 @@ macro_rules! verbs {
         ///
         /// One round trip if nobody is in the way. Once in the queue, the wait survives a lost
         /// connection or a restart of the server: it connects again and queues again, at the end if
-        /// the server has forgotten it.
+        /// the server has forgotten it. A call that meets an outage at its beginning does not wait
+        /// for its end: it is [unavailable](crate::Error::is_unavailable). A caller that wants to
+        /// wait in both cases, as in a leader election, calls again in a loop.
         ///
         /// # Cancel safety
         ///

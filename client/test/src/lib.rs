@@ -32,6 +32,8 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
+use rlock_client::Client;
+
 mod chance;
 mod commands;
 mod engine;
@@ -49,6 +51,44 @@ pub use moments::Moment;
 pub use network::{CutOne, Direction, Host, KEEPALIVE, Network};
 pub use sentinel::Sentinel;
 pub use server::{Cluster, Contents, Resharding, Server, Stats};
+
+/// Runs a test with one server and a client that is connected to it: all that most tests need. Its
+/// clock stands still under `#[tokio::test(start_paused = true)]`, and jumps as with [`run`].
+///
+/// ```
+/// # fn with_paused_clock(test: impl Future<Output = ()>) {
+/// #     let mut runtime = tokio::runtime::Builder::new_current_thread();
+/// #     runtime.enable_time().start_paused(true).build().unwrap().block_on(test);
+/// # }
+/// // #[tokio::test(start_paused = true)]
+/// async fn a_job_whose_lock_is_broken_stops() {
+///     rlock_test::with_server(async |server, client| {
+///         let guard = client.lock("orders").lock().await.unwrap();
+///         server.break_lock("orders");
+///         assert_eq!(guard.lost().await, rlock_client::LostReason::Broken);
+///     })
+///     .await;
+/// }
+/// # with_paused_clock(a_job_whose_lock_is_broken_stops());
+/// ```
+///
+/// # Panics
+/// If the client cannot connect, which no server in memory refuses.
+pub async fn with_server<T>(test: impl AsyncFnOnce(Server, Client) -> T) -> T {
+    const SEED: u64 = 1;
+    rlock_client::test_util::seed_chance(SEED);
+    let local = tokio::task::LocalSet::new();
+    let work = async {
+        let network = Network::new(SEED);
+        let server = network.server("locks:6379");
+        let client = Client::builder().dial(network.host().dial());
+        let client = client.connect("redis://locks:6379").await;
+        #[expect(clippy::expect_used, reason = "a test that cannot begin has failed")]
+        let client = client.expect("a server in memory is there at once");
+        test(server, client).await
+    };
+    local.run_until(work).await
+}
 
 /// Runs a test on one thread, with a clock that stands still while there is something to do and
 /// jumps to the next thing when there is not.

@@ -1,4 +1,4 @@
-//! What the public types and futures can be used for, held by the compiler.
+//! The compiler checks that public types and futures stay `Send`, `Sync` and so on.
 
 use rlock_client::{
     Client, ClientBuilder, Error, ErrorKind, Guard, Lock, LostReason, MultiGuard, MultiLock, Owner,

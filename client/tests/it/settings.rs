@@ -18,7 +18,7 @@ const US: Duration = Duration::from_micros(1);
 const LONGEST: Duration = Duration::from_millis((1 << 53) - 1);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// What connecting with these settings comes to, where nobody is.
+/// The error of connecting with these settings, where no server listens.
 async fn told(builder: &ClientBuilder) -> (ErrorKind, String) {
     let error = builder.clone().connect(NOWHERE).await;
     let error = error.expect_err("nobody is there");

@@ -38,6 +38,7 @@ pub use interface::effect::{Effect, Field, Grant, Holder, TimeoutKey, Value, Wai
 pub use interface::error::{CommandError, NotGuarded};
 pub use interface::event::{Event, EventKind, LostReason, Moment, Told};
 pub use interface::guarded;
+pub use interface::outcome::Outcome;
 pub use interface::request;
 pub use interface::stored::{
     Count, Hash, HeldBy, ReadHold, ReadWrite, Stored, WriteHold, is_value_of_lock,
@@ -52,8 +53,8 @@ pub use memory::log::metrics::{Counters, Histogram};
 pub use memory::log::pattern::{PATTERN_LEN_MAX, PATTERNS_MAX, PatternCounters, are_patterns};
 pub use memory::session::{Attached, SessionLimits, SessionView};
 pub use memory::state::{HoldView, Locks};
-pub use memory::table::{Gauges, QueueView, WaiterView};
-pub use turn::turn::{DECISIONS_MAX, Outcome, Turn};
+pub use memory::table::{Gauges, Longest, QueueView, WaiterView};
+pub use turn::turn::{DECISIONS_MAX, Turn};
 pub use turn::waiting::{BlockedClient, Joined};
 pub use values::circle::Circle;
 pub use values::glob::Glob;

@@ -23,11 +23,11 @@
 
 use super::wait::{acquire, confirm, wait_if_allowed};
 use super::{
-    KEY, LEASE_MS, LimitOf, ONCE, OWNER, PERMITS_N, SESSION, WAIT, WANTED, check_limit_slot,
-    check_slot, named_by, user_naming,
+    END, KEY, LEASE_MS, ONCE, OWNER, PERMITS_N, READ, SESSION, WAIT, WANTED, WRITE,
+    check_limit_slot, check_slot, name_user, user_naming,
 };
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Argument, Command, Ctx, Keys, Spec};
 use rlock_core::{CommandError, request};
 
 pub(super) struct Acquire;
@@ -42,46 +42,47 @@ impl Command for Acquire {
         arity: -4,
         flags: c"write deny-oom fast",
         categories: c"write fast lock",
-        keys: Keys::First(Access::Update),
+        keys: Keys::First,
         arguments: &[
             KEY,
             OWNER,
             LEASE_MS,
-            Argument::either(&[
-                Argument::word(c"READ", c"read"),
-                Argument::word(c"WRITE", c"write"),
-                Argument::new(
+            Argument::one_of(&[
+                READ,
+                WRITE,
+                Argument::block(
                     c"permits",
-                    ArgumentKind::Block(&[
+                    &[
                         PERMITS_N,
-                        Argument::option(c"OF", c"limit", ArgumentKind::Integer),
-                    ]),
+                        Argument::integer(c"limit").after(c"OF").optional(),
+                        END,
+                    ],
                 ),
-            ]),
+                END,
+            ])
+            .optional(),
             WAIT,
             SESSION,
             WANTED,
             ONCE,
+            END,
         ],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let mut request = request::Acquire::parse(args.bytes())?;
         let user = user_naming(ctx, request.session);
-        request.session = named_by(request.session, user.as_ref());
+        name_user(&mut request.session, user.as_ref());
         wait_if_allowed(ctx, &mut request.wait_mode);
         match request.asked {
-            Some(asked) if asked.limit.is_none() => {
-                check_limit_slot(ctx, request.key, LimitOf::All)?;
-            }
-            Some(_) => check_limit_slot(ctx, request.key, LimitOf::Caller)?,
+            Some(asked) => check_limit_slot(ctx, request.key, asked.limit.is_some())?,
             None => check_slot(ctx, request.key, request.mode)?,
         }
         let given = Named::One(args.at(1)?, args.at(2)?);
         let command = rlock_core::Command::Acquire(&request);
         let is_held = acquire(ctx, command, request.wait_mode, given)?;
         if is_held && request.once {
-            confirm(ctx, &[request.key], request.owner, request.mode, true);
+            confirm(ctx, [request.key], request.owner, request.mode, true);
         }
         Ok(())
     }

@@ -9,8 +9,8 @@
 //! connection was also the session connection, its close ends the session or begins its grace: the
 //! reply is `NOSESSION` then, and the connection is bound all the same.
 
-use super::user_of;
-use crate::ffi::{self, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use super::{END, user_of};
+use crate::ffi::{self, Args, Argument, Command, Ctx, Keys, Spec};
 use crate::memory::state;
 use crate::writing::reply;
 use rlock_core::{CommandError, request};
@@ -28,8 +28,9 @@ impl Command for Bind {
         categories: c"fast connection lock",
         keys: Keys::None,
         arguments: &[
-            Argument::new(c"session", ArgumentKind::Text),
-            Argument::with_token(c"EPOCH", c"n", ArgumentKind::Integer),
+            Argument::text(c"session"),
+            Argument::integer(c"n").after(c"EPOCH"),
+            END,
         ],
     };
 

@@ -8,9 +8,9 @@
 //!
 //! Replicated like a last release.
 
-use super::{KEY, check_slot, decide_number};
+use super::{END, KEY, check_slot, reply_number};
 use crate::driving::turn::Named;
-use crate::ffi::{self, Args, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use crate::reading::open_lock::{Access, OpenLock};
 use rlock_core::{CommandError, Mode, request};
 
@@ -25,8 +25,8 @@ impl Command for Break {
         arity: 2,
         flags: c"write admin",
         categories: c"write admin dangerous lock",
-        keys: Keys::First(ffi::Access::Update),
-        arguments: &[KEY],
+        keys: Keys::First,
+        arguments: &[KEY, END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
@@ -36,8 +36,7 @@ impl Command for Break {
             check_slot(ctx, request.key, Mode::Write)?;
         }
         let command = rlock_core::Command::Break(request.key);
-        let broken = decide_number(ctx, command, Named::Whoever(name))?;
-        ctx.reply_integer(broken);
+        reply_number(ctx, command, Named::Whoever(name))?;
         Ok(())
     }
 }

@@ -4,9 +4,9 @@
 //! session of a queued one gets a `timeout` event. Replies 1, or 0 if the owner had no waiter in
 //! the queue. With a mode, only a waiter in this mode leaves. Ends no hold, and replicates nothing.
 
-use super::{KEY, MODE, OWNER, decide_number};
+use super::{END, KEY, MODE, OWNER, reply_number};
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use rlock_core::{CommandError, request};
 
 pub(super) struct Cancel;
@@ -20,15 +20,14 @@ impl Command for Cancel {
         arity: -3,
         flags: c"write fast",
         categories: c"write fast lock",
-        keys: Keys::First(Access::Update),
-        arguments: &[KEY, OWNER, MODE],
+        keys: Keys::First,
+        arguments: &[KEY, OWNER, MODE, END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::Cancel::parse(args.bytes())?;
         let given = Named::One(args.at(1)?, args.at(2)?);
-        let cancelled = decide_number(ctx, rlock_core::Command::Cancel(&request), given)?;
-        ctx.reply_integer(cancelled);
+        reply_number(ctx, rlock_core::Command::Cancel(&request), given)?;
         Ok(())
     }
 }

@@ -19,16 +19,19 @@
 //! released at once, or after grace-ms unless a connection has called this for the session by then.
 //! Another connection of the same user that calls this takes the session over.
 
-use super::{EPOCH, user_of};
+use super::{END, EPOCH, WAIT_MS, user_of};
 use crate::clock;
 use crate::config;
 use crate::driving::{blocking, changes, pump};
-use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Argument, Command, Ctx, Keys, Spec};
 use crate::memory::state::{self, Listening};
 use crate::writing::reply;
 use rlock_core::{CommandError, SessionLimits, request};
 
 pub(super) struct Events;
+
+const LIFE: Argument = Argument::integer(c"life");
+const SEQ: Argument = Argument::integer(c"seq");
 
 impl Command for Events {
     const SPEC: Spec = Spec {
@@ -41,18 +44,14 @@ impl Command for Events {
         categories: c"blocking lock",
         keys: Keys::None,
         arguments: &[
-            Argument::new(c"session", ArgumentKind::Text),
+            Argument::text(c"session"),
             EPOCH,
-            Argument::option(
-                c"AFTER",
-                c"after",
-                ArgumentKind::Block(&[
-                    Argument::new(c"life", ArgumentKind::Integer),
-                    Argument::new(c"seq", ArgumentKind::Integer),
-                ]),
-            ),
-            Argument::option(c"BLOCK", c"wait-ms", ArgumentKind::Integer),
-            Argument::option(c"GRACE", c"grace-ms", ArgumentKind::Integer),
+            Argument::block(c"after", &[LIFE, SEQ, END])
+                .after(c"AFTER")
+                .optional(),
+            WAIT_MS.after(c"BLOCK").optional(),
+            Argument::integer(c"grace-ms").after(c"GRACE").optional(),
+            END,
         ],
     };
 
@@ -65,8 +64,8 @@ impl Command for Events {
         let user = ctx.user_name();
         request.session.user = user_of(user.as_ref());
         let limits = SessionLimits {
-            sessions: config::SESSIONS_MAX.count(),
-            events_per_session: config::EVENTS_PER_SESSION_MAX.count(),
+            sessions: config::count(&config::SESSIONS_MAX),
+            events_per_session: config::count(&config::EVENTS_PER_SESSION_MAX),
             out_of_memory: flags.out_of_memory(),
         };
         // Both before the session begins, or a change and a disconnect in between would be missed.

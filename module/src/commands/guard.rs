@@ -6,15 +6,17 @@
 //!
 //! Replicated as the command itself.
 
-use super::{KEY, MODE, OWNER, TOKEN, check_slot};
+use super::{END, KEY, MODE, OWNER, TOKEN, check_slot};
 use crate::commands::guarded::GuardedCommand;
-use crate::config;
 use crate::driving::pump;
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
-use rlock_core::{CommandError, Outcome, Turn, request};
+use crate::ffi::{Args, Argument, Command, Ctx, Keys, Spec};
+use rlock_core::{CommandError, Outcome, request};
 
 pub(super) struct Guard;
+
+const COMMAND: Argument = Argument::text(c"command");
+const ARGS: Argument = Argument::text(c"arg").many().optional();
 
 impl Command for Guard {
     const SPEC: Spec = Spec {
@@ -25,25 +27,14 @@ impl Command for Guard {
         arity: -5,
         flags: c"write getkeys-api",
         categories: c"write lock",
-        keys: Keys::FirstAndGuarded(Access::Update),
+        keys: Keys::FirstAndGuarded,
         arguments: &[
             KEY,
             OWNER,
             MODE,
             TOKEN,
-            Argument {
-                token: Some(c"CALL"),
-                ..Argument::new(
-                    c"call",
-                    ArgumentKind::Block(&[
-                        Argument::new(c"command", ArgumentKind::Text),
-                        Argument {
-                            optional: true,
-                            ..Argument::many(c"arg", ArgumentKind::Text)
-                        },
-                    ]),
-                )
-            },
+            Argument::block(c"call", &[COMMAND, ARGS, END]).after(c"CALL"),
+            END,
         ],
     };
 
@@ -53,7 +44,7 @@ impl Command for Guard {
         check_slot(ctx, request.key, request.mode)?;
         let given = Named::One(args.at(1)?, args.at(2)?);
         let asked = rlock_core::Command::Guard(&request);
-        let mut turn = Turn::of(asked, ctx.db(), config::WAITERS_PER_LOCK_MAX.count());
+        let mut turn = pump::begin(ctx, asked);
         // The command runs before the rest of the turn, which could end the hold.
         pump::run_command(ctx, &mut turn, given, |outcome| {
             if let Ok(Outcome::Guards) = outcome {

@@ -15,15 +15,15 @@
 //! `mode`, `count`, `token`, `ttl-ms`, `held-ms`, `session`, `client-id`), and `mode` in each entry
 //! of the queue.
 
-use super::KEY;
+use super::{END, KEY};
 use crate::clock;
-use crate::ffi::{Access, Args, Command, Ctx, KeyType, Keys, Spec};
+use crate::ffi::{Args, Command, Ctx, KeyType, Keys, Spec};
 use crate::memory::state;
-use crate::reading::open_lock::{self, OpenLock};
+use crate::reading::open_lock::{Access, OpenLock};
 use crate::reading::read_write::{ReadWriteHash, ReadWriteHold, begin_looks};
-use crate::writing::reply::{self, HolderReport, LockReport, PermitsReport};
+use crate::writing::reply::{self, HolderReport, LockReport};
 use rlock_core::{
-    CommandError, Count, LockRef, Mode, NEVER, Now, Permits, Stored, Token, WaiterView, request,
+    CommandError, Count, LockRef, Mode, NEVER, Now, Permits, PermitsHold, Stored, request,
 };
 
 pub(super) struct Info;
@@ -37,61 +37,34 @@ impl Command for Info {
         arity: 2,
         flags: c"readonly",
         categories: c"read lock",
-        keys: Keys::First(Access::Read),
-        arguments: &[KEY],
+        keys: Keys::FirstToRead,
+        arguments: &[KEY, END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         request::KeyOnly::parse(args.bytes())?;
         let now = clock::now();
         let name = args.at(1)?;
-        let lock = OpenLock::open(ctx, name, open_lock::Access::Read);
-        let at = LockRef {
-            db: ctx.db(),
-            name: name.bytes(),
-        };
+        let lock = OpenLock::open(ctx, name, Access::Read);
+        let (db, name) = (ctx.db(), name.bytes());
+        let at = LockRef { db, name };
         let queue = state::with(|state| state.locks.queue(at, now));
         begin_looks();
-        if lock.is_of_permits() || is_wanted_as_permits(&lock, at) {
-            permits(ctx, &lock, at, queue, now);
-            return Ok(());
-        }
-        let (stored, owner) = lock.read(|lock| lock.load_for_holder(now));
-        let report = match stored {
-            Stored::OtherType | Stored::Data => return Err(CommandError::WrongType),
-            Stored::ReadWrite(_) => {
-                read_write(ctx, &lock, at, &stored, queue, now);
-                return Ok(());
-            }
-            Stored::Plain(hash) => LockReport {
-                hold: owner.as_deref().map(|owner| {
-                    let (mode, token) = (Mode::Plain, hash.token());
-                    state::with(|state| state.locks.hold_view(at, owner, mode, token, now))
-                }),
-                owner,
-                count: hash.own.and_then(valid),
-                token: hash.token().map(Token::get),
-                ttl_ms: stored.ttl_ms(now),
-                queue,
-            },
-            Stored::Free | Stored::NoHolder | Stored::Permits(_) => LockReport {
-                owner: None,
-                count: Some(0),
-                token: None,
-                ttl_ms: 0,
-                hold: None,
-                queue,
-            },
+        let mut report = if lock.is_of_permits() || is_wanted_as_permits(&lock, at) {
+            permits(&lock, now)
+        } else {
+            held(&lock, now)?
         };
+        for holder in std::iter::once(&mut report.lock).chain(&mut report.holders) {
+            let (mode, token) = (holder.mode, holder.token);
+            let view = |owner: &[u8]| {
+                state::with(|state| state.locks.hold_view(at, owner, mode, token, now))
+            };
+            holder.hold = holder.owner.as_deref().map(view);
+        }
+        report.queue = queue;
         reply::lock_report(ctx, &report);
         Ok(())
-    }
-}
-
-fn valid(count: Count) -> Option<i64> {
-    match count {
-        Count::Valid(count) => Some(count),
-        Count::Malformed => None,
     }
 }
 
@@ -101,87 +74,99 @@ fn is_wanted_as_permits(lock: &OpenLock<'_>, at: LockRef<'_>) -> bool {
     is_free && (state::with(|state| state.locks.queue_is_for_permits(at)) || lock.limit().is_some())
 }
 
-/// Replies for permits, which have no single owner.
-fn permits(ctx: Ctx<'_>, lock: &OpenLock<'_>, at: LockRef<'_>, queue: Vec<WaiterView>, now: Now) {
-    let (limit, key_end, fields) = lock.read(|lock| {
-        let limit = lock.limit();
-        (limit, lock.key.expires_at(), lock.permits_fields(now))
-    });
-    let mut out: i64 = 0;
-    let holders: Vec<PermitsReport> = fields
-        .into_iter()
-        .map(|(owner, hold)| {
-            let permits = hold.map(|hold| hold.permits.get());
-            out = out.saturating_add(permits.unwrap_or(0));
-            let token = hold.map(|hold| hold.token);
-            let view = state::with(|state| {
-                let locks = &state.locks;
-                locks.hold_view(at, &owner, Mode::Permits, token, now)
-            });
-            PermitsReport {
+/// The report about a lock without permits.
+fn held(lock: &OpenLock<'_>, now: Now) -> Result<LockReport, CommandError> {
+    let (stored, owner) = lock.read(|lock| lock.load_for_holder(now));
+    let (report, holders) = match stored {
+        Stored::OtherType | Stored::Data => return Err(CommandError::WrongType),
+        Stored::ReadWrite(_) => {
+            let holders = readers_and_writer(lock, now);
+            // The owner of a read-write lock is the writer. A writer that also reads is in the list
+            // twice.
+            let writer = holders.iter().find(|holder| holder.mode == Mode::Write);
+            let none = || HolderReport::nobody(Mode::Read);
+            (writer.cloned().unwrap_or_else(none), holders)
+        }
+        Stored::Plain(hash) => {
+            let (count, token) = (hash.own.and_then(valid), hash.token());
+            let plain = HolderReport {
                 owner,
-                permits,
-                token: token.map(Token::get),
-                ttl_ms: hold.map(|hold| ttl_ms(hold.ends_at, now)),
-                hold: view,
-            }
-        })
-        .collect();
-    let report = LockReport {
-        owner: None,
-        count: Some(0),
-        token: None,
-        // The key expires with the last lease.
-        ttl_ms: match (out, key_end) {
-            (0, _) => 0,
-            (_, None) => -1,
-            (_, Some(end)) => ttl_ms(end, now),
-        },
-        hold: None,
-        queue,
+                count,
+                token,
+                ..HolderReport::nobody(Mode::Plain)
+            };
+            (plain, Vec::new())
+        }
+        Stored::Free | Stored::NoHolder | Stored::Permits(_) => {
+            (HolderReport::nobody(Mode::Plain), Vec::new())
+        }
     };
-    reply::permits_report(ctx, &report, limit.map(Permits::get), out, &holders);
+    let lock = HolderReport {
+        ttl_ms: Some(stored.ttl_ms(now)),
+        ..report
+    };
+    Ok(LockReport {
+        limit: None,
+        permits: 0,
+        lock,
+        holders,
+        queue: Vec::new(),
+    })
 }
 
-/// Replies for a read-write lock. Its owner is the writer.
-fn read_write(
-    ctx: Ctx<'_>,
-    lock: &OpenLock<'_>,
-    at: LockRef<'_>,
-    stored: &Stored,
-    queue: Vec<WaiterView>,
-    now: Now,
-) {
+fn valid(count: Count) -> Option<i64> {
+    match count {
+        Count::Valid(count) => Some(count),
+        Count::Malformed => None,
+    }
+}
+
+fn readers_and_writer(lock: &OpenLock<'_>, now: Now) -> Vec<HolderReport> {
     let holds = lock.read(|lock| {
         let hash = lock.mode().map(|mode| ReadWriteHash::new(lock, &mode));
         hash.map_or_else(Vec::new, |hash| hash.holds(true))
     });
-    let holders: Vec<HolderReport> = holds
-        .into_iter()
-        .map(|ReadWriteHold { held_by, count }| HolderReport {
-            mode: held_by.mode,
-            count: valid(count),
-            token: held_by.token.map(Token::get),
-            ttl_ms: ttl_ms(held_by.ends_at, now),
-            hold: state::with(|state| {
-                let (owner, mode) = (&held_by.owner, held_by.mode);
-                state.locks.hold_view(at, owner, mode, held_by.token, now)
-            }),
-            owner: held_by.owner,
-        })
-        .collect();
-    let writer = holders.iter().find(|holder| holder.mode == Mode::Write);
-    let report = LockReport {
-        owner: writer.map(|writer| writer.owner.clone()),
-        count: writer.map_or(Some(0), |writer| writer.count),
-        token: writer.and_then(|writer| writer.token),
-        ttl_ms: stored.ttl_ms(now),
-        hold: writer.map(|writer| writer.hold.clone()),
-        queue,
+    let report = |ReadWriteHold { held_by, count }| HolderReport {
+        owner: Some(held_by.owner),
+        mode: held_by.mode,
+        count: valid(count),
+        token: held_by.token,
+        ttl_ms: Some(ttl_ms(held_by.ends_at, now)),
+        hold: None,
     };
-    // If there is a writer, its mode is the lock's. A writer that also reads is in the list twice.
-    let mode = writer.map_or(Mode::Read, |writer| writer.mode);
-    reply::read_write_report(ctx, &report, mode, &holders);
+    holds.into_iter().map(report).collect()
+}
+
+/// The report about permits, which have no single owner.
+fn permits(lock: &OpenLock<'_>, now: Now) -> LockReport {
+    let (limit, key_end, fields) = lock.read(|lock| {
+        let limit = lock.limit();
+        (limit, lock.key.expires_at(), lock.permits_fields(now))
+    });
+    let report = |(owner, hold): (_, Option<PermitsHold>)| HolderReport {
+        owner: Some(owner),
+        mode: Mode::Permits,
+        count: hold.map(|hold| hold.permits.get()),
+        token: hold.map(|hold| hold.token),
+        ttl_ms: hold.map(|hold| ttl_ms(hold.ends_at, now)),
+        hold: None,
+    };
+    let holders: Vec<_> = fields.into_iter().map(report).collect();
+    let counts = holders.iter().filter_map(|holder| holder.count);
+    let permits = counts.fold(0, i64::saturating_add);
+    let mut lock = HolderReport::nobody(Mode::Permits);
+    if permits != 0 {
+        // The key expires with the last lease.
+        lock.ttl_ms = Some(ttl_ms(key_end.unwrap_or(NEVER), now));
+    }
+    let limit = limit.map(Permits::get);
+    LockReport {
+        limit,
+        permits,
+        lock,
+        holders,
+        queue: Vec::new(),
+    }
 }
 
 fn ttl_ms(ends_at: i64, now: Now) -> i64 {

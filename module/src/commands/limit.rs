@@ -7,9 +7,9 @@
 //!
 //! Replicated as `SET` or `DEL` of the limit's key; the grants as those of ACQUIRE.
 
-use super::{KEY, LimitOf, check_limit_slot, decide_number};
+use super::{END, KEY, check_limit_slot, reply_number};
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, OwnedStr, Spec};
+use crate::ffi::{Args, Argument, Command, Ctx, Keys, OwnedStr, Spec};
 use rlock_core::{CommandError, request};
 
 pub(super) struct Limit;
@@ -23,17 +23,16 @@ impl Command for Limit {
         arity: 3,
         flags: c"write admin",
         categories: c"write admin lock",
-        keys: Keys::First(Access::Update),
-        arguments: &[KEY, Argument::new(c"limit", ArgumentKind::Integer)],
+        keys: Keys::First,
+        arguments: &[KEY, Argument::integer(c"limit"), END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::Limit::parse(args.bytes())?;
-        check_limit_slot(ctx, request.key, LimitOf::All)?;
+        check_limit_slot(ctx, request.key, false)?;
         let name = args.at(1)?;
         let command = rlock_core::Command::Limit(&request);
-        let before = decide_number(ctx, command, Named::One(name, OwnedStr::new(b"").as_str()))?;
-        ctx.reply_integer(before);
+        reply_number(ctx, command, Named::One(name, OwnedStr::new(b"").as_str()))?;
         Ok(())
     }
 }

@@ -4,11 +4,12 @@
 //! caller's user may not read are left out. A caller without a user gets all names, a caller whose
 //! user is unknown none. Held locks without waiters are plain keys: SCAN finds them.
 
+use super::{COUNT, END, MATCH, matching};
 use crate::clock;
-use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use crate::memory::state;
 use crate::writing::reply;
-use rlock_core::{CommandError, Glob, QueueView, request};
+use rlock_core::{CommandError, QueueView, request};
 use std::cmp::Reverse;
 
 pub(super) struct List;
@@ -23,25 +24,19 @@ impl Command for List {
         flags: c"readonly",
         categories: c"read lock",
         keys: Keys::None,
-        arguments: &[
-            Argument::option(c"MATCH", c"pattern", ArgumentKind::Pattern),
-            Argument::option(c"COUNT", c"n", ArgumentKind::Integer),
-        ],
+        arguments: &[MATCH, COUNT, END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::List::parse(args.bytes())?;
         let (db, now) = (ctx.db(), clock::now());
-        let pattern = request.pattern.map(Glob::new);
+        let matches = matching(request.pattern);
         let mut queues: Vec<QueueView> = state::with(|state| {
-            let matches = |queue: &QueueView| {
-                let mut pattern = pattern.iter();
-                pattern.all(|of| of.matches(&queue.name))
-            };
-            state.locks.views(db, now).filter(matches).collect()
+            let queues = state.locks.views(db, now);
+            queues.filter(|queue| matches(&queue.name)).collect()
         });
-        let reader = ctx.reader();
-        queues.retain(|queue| reader.may_read(&queue.name));
+        let may_read = ctx.may_read();
+        queues.retain(|queue| may_read(&queue.name));
         // Queues of the same length are sorted by name: otherwise their order would be arbitrary.
         queues.sort_unstable_by(|a, b| {
             (Reverse(a.waiters), &a.name).cmp(&(Reverse(b.waiters), &b.name))

@@ -4,7 +4,8 @@
 //! `event`, `db`, `key`, `owner`, `token`, `text`. Entries of locks that the caller's user may not
 //! read are left out, and no text names such a lock. RESET forgets all entries and replies OK.
 
-use crate::ffi::{Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use super::{COUNT, END, MATCH};
+use crate::ffi::{Args, Argument, Command, Ctx, Keys, Spec};
 use crate::memory::state;
 use crate::writing::reply;
 use rlock_core::{CommandError, Glob, LogEntry, LogView, request};
@@ -25,16 +26,14 @@ impl Command for Log {
         flags: c"readonly",
         categories: c"read lock",
         keys: Keys::None,
-        arguments: &[Argument::one_of(&[
-            Argument::new(
-                c"entries",
-                ArgumentKind::Block(&[
-                    Argument::option(c"MATCH", c"pattern", ArgumentKind::Pattern),
-                    Argument::option(c"COUNT", c"n", ArgumentKind::Integer),
-                ]),
-            ),
-            Argument::word(c"RESET", c"reset"),
-        ])],
+        arguments: &[
+            Argument::one_of(&[
+                Argument::block(c"entries", &[MATCH, COUNT, END]),
+                Argument::word(c"RESET", c"reset"),
+                END,
+            ]),
+            END,
+        ],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
@@ -50,18 +49,18 @@ impl Command for Log {
         // state must not be lent meanwhile.
         let entries: Vec<Rc<LogEntry>> =
             state::with(|state| state.locks.log_entries().cloned().collect());
-        let reader = ctx.reader();
+        let may_read = ctx.may_read();
         // A name that the caller may not read matches no pattern. Otherwise patterns could guess
         // it.
         let pattern = request.pattern.map(Glob::new);
         let is_about = |entry: &&Rc<LogEntry>| {
             let mut pattern = pattern.iter();
-            pattern.all(|of| entry.is_about(|key| of.matches(key) && reader.may_read(key)))
+            pattern.all(|of| entry.is_about(|key| of.matches(key) && may_read(key)))
         };
         let entries = entries
             .iter()
             .filter(is_about)
-            .filter_map(|entry| entry.seen_by(|key| reader.may_read(key)));
+            .filter_map(|entry| entry.seen_by(|key| may_read(key)));
         let entries: Vec<LogView> = entries
             .take(request.count.unwrap_or(COUNT_DEFAULT))
             .collect();

@@ -10,13 +10,14 @@
 //!
 //! Replicated like ACQUIRE, with final values. A refused MACQUIRE is not replicated.
 
-use super::wait::{acquire, confirm_several, wait_if_allowed};
+use super::wait::{acquire, confirm, wait_if_allowed};
 use super::{
-    LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT, WANTED, named_by, names, user_naming,
+    END, LEASE_MS, NUMKEYS, ONCE, OWNER, SESSION, SOME_KEYS, WAIT, WANTED, name_user, names,
+    user_naming,
 };
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
-use rlock_core::{CommandError, request};
+use crate::ffi::{Args, Command, Ctx, Keys, Spec};
+use rlock_core::{CommandError, Mode, request};
 
 pub(super) struct Macquire;
 
@@ -30,23 +31,24 @@ impl Command for Macquire {
         arity: -5,
         flags: c"write deny-oom getkeys-api",
         categories: c"write lock",
-        keys: Keys::CountedAt(3, Access::Update),
+        keys: Keys::CountedAt(3),
         arguments: &[
-            OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, WAIT, SESSION, WANTED, ONCE,
+            OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, WAIT, SESSION, WANTED, ONCE, END,
         ],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let mut request = request::MultiAcquire::parse(args.bytes())?;
         let user = user_naming(ctx, request.session);
-        request.session = named_by(request.session, user.as_ref());
+        name_user(&mut request.session, user.as_ref());
         wait_if_allowed(ctx, &mut request.wait_mode);
         let names = names(args, &request.keys)?;
         let given = Named::Several(&names, args.at(1)?);
         let command = rlock_core::Command::MultiAcquire(&request);
         let is_held = acquire(ctx, command, request.wait_mode, given)?;
         if is_held && request.once {
-            confirm_several(ctx, &names, request.owner, true);
+            let names = request.keys.iter().map(|key| key.name);
+            confirm(ctx, names, request.owner, Mode::Plain, true);
         }
         Ok(())
     }

@@ -20,14 +20,13 @@ mod renew;
 mod sessions;
 mod wait;
 
-use crate::config;
 use crate::driving::pump;
 use crate::driving::turn::Named;
-use crate::ffi::{Args, Argument, ArgumentKind, Ctx, OwnedStr, Str, register};
+use crate::ffi::{Args, Argument, Ctx, OwnedStr, Str, register};
 use crate::memory::state;
 use crate::reading::read_write::slot_is_settled;
 use rlock_core::request::NamedKey;
-use rlock_core::{CommandError, Mode, Outcome, SessionRef, Turn};
+use rlock_core::{CommandError, Glob, Mode, Outcome, SessionRef};
 
 /// Registers all commands with the server. The error is the name of a command that it refused.
 pub(crate) fn register_all(ctx: Ctx<'_>) -> Result<(), &'static std::ffi::CStr> {
@@ -55,21 +54,22 @@ fn decide(
     command: rlock_core::Command<'_>,
     given: Named<'_>,
 ) -> Result<Outcome, CommandError> {
-    let mut turn = Turn::of(command, ctx.db(), config::WAITERS_PER_LOCK_MAX.count());
+    let mut turn = pump::begin(ctx, command);
     pump::run_command(ctx, &mut turn, given, |_| ());
     turn.outcome()
 }
 
-/// Runs the turn of a command whose outcome is a number.
-fn decide_number(
+/// Runs the turn of a command whose outcome is a number, and replies it.
+fn reply_number(
     ctx: Ctx<'_>,
     command: rlock_core::Command<'_>,
     given: Named<'_>,
 ) -> Result<i64, CommandError> {
-    match decide(ctx, command, given)? {
-        Outcome::Number(number) => Ok(number),
-        _ => Err(CommandError::Unsettled),
-    }
+    let Outcome::Number(number) = decide(ctx, command, given)? else {
+        return Err(CommandError::Unsettled);
+    };
+    ctx.reply_integer(number);
+    Ok(number)
 }
 
 /// The client that gives a hold back, if a session needs to know: mostly none has any hold. In a
@@ -86,42 +86,40 @@ fn names<'a>(args: Args<'a>, keys: &[NamedKey<'_>]) -> Result<Vec<Str<'a>>, Comm
 
 /// In a cluster, refuses READ and WRITE unless this node has all keys of the read-write lock.
 fn check_slot(ctx: Ctx<'_>, name: &[u8], mode: Mode) -> Result<(), CommandError> {
-    if !matches!(mode, Mode::Read | Mode::Write) || !ctx.in_cluster() {
-        return Ok(());
+    let in_other_slot = (mode == Mode::Read).then_some(CommandError::TimeoutsInOtherSlot);
+    if matches!(mode, Mode::Read | Mode::Write) {
+        check_side_keys(ctx, name, in_other_slot, CommandError::SlotOnItsWay)?;
     }
-    if mode == Mode::Read && !rlock_core::names::side_keys_share_slot(name) {
-        return Err(CommandError::TimeoutsInOtherSlot);
-    }
-    if slot_is_settled(ctx, name) {
-        Ok(())
-    } else {
-        Err(CommandError::SlotOnItsWay)
-    }
-}
-
-/// The limit that a command for permits uses.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LimitOf {
-    /// The limit that RLOCK.LIMIT set for all callers.
-    All,
-    /// The caller's own limit, if none is set for all.
-    Caller,
+    Ok(())
 }
 
 /// In a cluster, refuses permits if the limit for all callers cannot be read. If the limit's key
-/// would be in another slot, no such limit can be set, and the caller's own counts.
-fn check_limit_slot(ctx: Ctx<'_>, name: &[u8], limit: LimitOf) -> Result<(), CommandError> {
+/// would be in another slot, no such limit can be set, and the caller's own counts, if it has one.
+fn check_limit_slot(ctx: Ctx<'_>, name: &[u8], has_own: bool) -> Result<(), CommandError> {
+    let in_other_slot = (!has_own).then_some(CommandError::LimitInOtherSlot);
+    check_side_keys(ctx, name, in_other_slot, CommandError::LimitOnItsWay)
+}
+
+fn check_side_keys(
+    ctx: Ctx<'_>,
+    name: &[u8],
+    in_other_slot: Option<CommandError>,
+    on_its_way: CommandError,
+) -> Result<(), CommandError> {
     if !ctx.in_cluster() {
         return Ok(());
     }
-    if !rlock_core::names::side_keys_share_slot(name) && limit == LimitOf::All {
-        return Err(CommandError::LimitInOtherSlot);
+    match in_other_slot {
+        Some(error) if !rlock_core::names::side_keys_share_slot(name) => Err(error),
+        _ if slot_is_settled(ctx, name) => Ok(()),
+        _ => Err(on_its_way),
     }
-    if slot_is_settled(ctx, name) {
-        Ok(())
-    } else {
-        Err(CommandError::LimitOnItsWay)
-    }
+}
+
+/// Tells which names match a pattern; without one all do.
+fn matching(pattern: Option<&[u8]>) -> impl Fn(&[u8]) -> bool {
+    let pattern = pattern.map(Glob::new);
+    move |name| pattern.as_ref().is_none_or(|pattern| pattern.matches(name))
 }
 
 /// The name of the calling user, if the command names a session. Otherwise the server is not asked.
@@ -130,14 +128,10 @@ fn user_naming(ctx: Ctx<'_>, session: Option<SessionRef<'_>>) -> Option<OwnedStr
 }
 
 /// Adds the calling user to a session's name.
-fn named_by<'a>(
-    session: Option<SessionRef<'a>>,
-    user: Option<&'a OwnedStr>,
-) -> Option<SessionRef<'a>> {
-    session.map(|session| SessionRef {
-        user: user_of(user),
-        ..session
-    })
+fn name_user<'a>(session: &mut Option<SessionRef<'a>>, user: Option<&'a OwnedStr>) {
+    if let Some(session) = session {
+        session.user = user_of(user);
+    }
 }
 
 /// The name of a user. Without a user it is empty. No user has an empty name, so a caller without a
@@ -146,23 +140,24 @@ fn user_of(user: Option<&OwnedStr>) -> &[u8] {
     user.map_or(&[], |user| user.as_str().bytes())
 }
 
-const KEY: Argument = Argument::new(c"key", ArgumentKind::Key);
-const OWNER: Argument = Argument::new(c"owner", ArgumentKind::Text);
-const MODE: Argument = Argument::either(&[
-    Argument::word(c"READ", c"read"),
-    Argument::word(c"WRITE", c"write"),
-    Argument::word(c"PERMITS", c"permits"),
-]);
-const LEASE_MS: Argument = Argument::new(c"lease-ms", ArgumentKind::Integer);
-const TOKEN: Argument = Argument::option(c"TOKEN", c"token", ArgumentKind::Integer);
-const SESSION: Argument = Argument::option(c"SESSION", c"session", ArgumentKind::Text);
-const NUMKEYS: Argument = Argument::new(c"numkeys", ArgumentKind::Integer);
-const SOME_KEYS: Argument = Argument::many(c"key", ArgumentKind::Key);
-const PERMITS_N: Argument = Argument::with_token(c"PERMITS", c"n", ArgumentKind::Integer);
-const WAIT: Argument = Argument::either(&[
-    Argument::with_token(c"BLOCK", c"wait-ms", ArgumentKind::Integer),
-    Argument::with_token(c"QUEUE", c"wait-ms", ArgumentKind::Integer),
-]);
-const EPOCH: Argument = Argument::option(c"EPOCH", c"n", ArgumentKind::Integer);
-const WANTED: Argument = Argument::option(c"WANTED", c"wanted", ArgumentKind::Word);
-const ONCE: Argument = Argument::option(c"ONCE", c"once", ArgumentKind::Word);
+const END: Argument = Argument::END;
+const KEY: Argument = Argument::key(c"key");
+const OWNER: Argument = Argument::text(c"owner");
+const READ: Argument = Argument::word(c"READ", c"read");
+const WRITE: Argument = Argument::word(c"WRITE", c"write");
+const PERMITS: Argument = Argument::word(c"PERMITS", c"permits");
+const MODE: Argument = Argument::one_of(&[READ, WRITE, PERMITS, END]).optional();
+const LEASE_MS: Argument = Argument::integer(c"lease-ms");
+const TOKEN: Argument = Argument::integer(c"token").after(c"TOKEN").optional();
+const SESSION: Argument = Argument::text(c"session").after(c"SESSION").optional();
+const NUMKEYS: Argument = Argument::integer(c"numkeys");
+const SOME_KEYS: Argument = Argument::key(c"key").many();
+const PERMITS_N: Argument = Argument::integer(c"n").after(c"PERMITS");
+const WAIT_MS: Argument = Argument::integer(c"wait-ms");
+const WAIT: Argument =
+    Argument::one_of(&[WAIT_MS.after(c"BLOCK"), WAIT_MS.after(c"QUEUE"), END]).optional();
+const EPOCH: Argument = Argument::integer(c"n").after(c"EPOCH").optional();
+const WANTED: Argument = Argument::word(c"WANTED", c"wanted").optional();
+const MATCH: Argument = Argument::pattern(c"pattern").after(c"MATCH").optional();
+const COUNT: Argument = Argument::integer(c"n").after(c"COUNT").optional();
+const ONCE: Argument = Argument::word(c"ONCE", c"once").optional();

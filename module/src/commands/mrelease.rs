@@ -5,9 +5,9 @@
 //!
 //! Replicated as `DEL`, or as `HSET` where holds are left; the grants to the next holders follow.
 
-use super::{NUMKEYS, OWNER, SOME_KEYS, decide_number, names, releasing_client};
+use super::{END, NUMKEYS, OWNER, SOME_KEYS, names, releasing_client, reply_number};
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use rlock_core::{CommandError, request};
 
 pub(super) struct Mrelease;
@@ -21,8 +21,8 @@ impl Command for Mrelease {
         arity: -4,
         flags: c"write getkeys-api",
         categories: c"write lock",
-        keys: Keys::CountedAt(2, Access::Update),
-        arguments: &[OWNER, NUMKEYS, SOME_KEYS],
+        keys: Keys::CountedAt(2),
+        arguments: &[OWNER, NUMKEYS, SOME_KEYS, END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
@@ -30,8 +30,7 @@ impl Command for Mrelease {
         request.by = releasing_client(ctx);
         let names = names(args, &request.keys)?;
         let given = Named::Several(&names, args.at(1)?);
-        let released = decide_number(ctx, rlock_core::Command::MultiRelease(&request), given)?;
-        ctx.reply_integer(released);
+        reply_number(ctx, rlock_core::Command::MultiRelease(&request), given)?;
         Ok(())
     }
 }

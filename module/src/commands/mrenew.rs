@@ -6,13 +6,13 @@
 //!
 //! Replicated as `PEXPIREAT`.
 
-use super::wait::confirm_several;
+use super::wait::confirm;
 use super::{
-    LEASE_MS, NUMKEYS, OWNER, SESSION, SOME_KEYS, decide_number, named_by, names, user_naming,
+    END, LEASE_MS, NUMKEYS, OWNER, SESSION, SOME_KEYS, name_user, names, reply_number, user_naming,
 };
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
-use rlock_core::{CommandError, request};
+use crate::ffi::{Args, Command, Ctx, Keys, Spec};
+use rlock_core::{CommandError, Mode, request};
 
 pub(super) struct Mrenew;
 
@@ -25,21 +25,21 @@ impl Command for Mrenew {
         arity: -5,
         flags: c"write getkeys-api",
         categories: c"write lock",
-        keys: Keys::CountedAt(3, Access::Update),
-        arguments: &[OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, SESSION],
+        keys: Keys::CountedAt(3),
+        arguments: &[OWNER, LEASE_MS, NUMKEYS, SOME_KEYS, SESSION, END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let mut request = request::MultiRenew::parse(args.bytes())?;
         let user = user_naming(ctx, request.session);
-        request.session = named_by(request.session, user.as_ref());
+        name_user(&mut request.session, user.as_ref());
         let names = names(args, &request.keys)?;
         let given = Named::Several(&names, args.at(1)?);
-        let renewed = decide_number(ctx, rlock_core::Command::MultiRenew(&request), given)?;
+        let renewed = reply_number(ctx, rlock_core::Command::MultiRenew(&request), given)?;
         if renewed > 0 {
-            confirm_several(ctx, &names, request.owner, false);
+            let names = request.keys.iter().map(|key| key.name);
+            confirm(ctx, names, request.owner, Mode::Plain, false);
         }
-        ctx.reply_integer(renewed);
         Ok(())
     }
 }

@@ -10,9 +10,9 @@
 //!
 //! Replicated as `DEL`; with the next hold, as one `RESTORE` in its place.
 
-use super::{KEY, OWNER, PERMITS_N, TOKEN, check_slot, decide, releasing_client};
+use super::{END, KEY, OWNER, PERMITS_N, READ, TOKEN, WRITE, check_slot, decide, releasing_client};
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Argument, Command, Ctx, Keys, Spec};
 use crate::writing::reply;
 use rlock_core::{CommandError, Outcome, request};
 
@@ -29,17 +29,14 @@ impl Command for Release {
         arity: -3,
         flags: c"write fast",
         categories: c"write fast lock",
-        keys: Keys::First(Access::Update),
+        keys: Keys::First,
         arguments: &[
             KEY,
             OWNER,
-            Argument::either(&[
-                Argument::word(c"READ", c"read"),
-                Argument::word(c"WRITE", c"write"),
-                PERMITS_N,
-            ]),
+            Argument::one_of(&[READ, WRITE, PERMITS_N, END]).optional(),
             TOKEN,
-            Argument::option(c"LEASE", c"lease-ms", ArgumentKind::Integer),
+            Argument::integer(c"lease-ms").after(c"LEASE").optional(),
+            END,
         ],
     };
 

@@ -9,11 +9,11 @@
 
 use super::wait::confirm;
 use super::{
-    KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, WANTED, check_slot, decide_number, named_by,
+    END, KEY, LEASE_MS, MODE, OWNER, SESSION, TOKEN, WANTED, check_slot, name_user, reply_number,
     user_naming,
 };
 use crate::driving::turn::Named;
-use crate::ffi::{Access, Args, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use rlock_core::{CommandError, request};
 
 pub(super) struct Renew;
@@ -28,21 +28,20 @@ impl Command for Renew {
         arity: -4,
         flags: c"write fast",
         categories: c"write fast lock",
-        keys: Keys::First(Access::Update),
-        arguments: &[KEY, OWNER, LEASE_MS, MODE, TOKEN, SESSION, WANTED],
+        keys: Keys::First,
+        arguments: &[KEY, OWNER, LEASE_MS, MODE, TOKEN, SESSION, WANTED, END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let mut request = request::Renew::parse(args.bytes())?;
         let user = user_naming(ctx, request.session);
-        request.session = named_by(request.session, user.as_ref());
+        name_user(&mut request.session, user.as_ref());
         check_slot(ctx, request.key, request.mode)?;
         let given = Named::One(args.at(1)?, args.at(2)?);
-        let held = decide_number(ctx, rlock_core::Command::Renew(&request), given)?;
+        let held = reply_number(ctx, rlock_core::Command::Renew(&request), given)?;
         if held > 0 {
-            confirm(ctx, &[request.key], request.owner, request.mode, false);
+            confirm(ctx, [request.key], request.owner, request.mode, false);
         }
-        ctx.reply_integer(held);
         Ok(())
     }
 }

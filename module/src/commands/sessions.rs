@@ -7,11 +7,12 @@
 //! `unacknowledged` (how many events are not acknowledged). Holds and waits are only counted; the
 //! names of their locks are not in the reply.
 
+use super::{COUNT, END, MATCH, matching};
 use crate::clock;
-use crate::ffi::{self, Args, Argument, ArgumentKind, Command, Ctx, Keys, Spec};
+use crate::ffi::{Args, Command, Ctx, Keys, Spec};
 use crate::memory::state;
 use crate::writing::reply;
-use rlock_core::{CommandError, Glob, SessionView, request};
+use rlock_core::{CommandError, SessionView, request};
 
 pub(super) struct Sessions;
 
@@ -26,30 +27,19 @@ impl Command for Sessions {
         flags: c"readonly admin",
         categories: c"read admin lock",
         keys: Keys::None,
-        arguments: &[
-            Argument::option(c"MATCH", c"pattern", ArgumentKind::Pattern),
-            Argument::option(c"COUNT", c"n", ArgumentKind::Integer),
-        ],
+        arguments: &[MATCH, COUNT, END],
     };
 
     fn run(ctx: Ctx<'_>, args: Args<'_>) -> Result<(), CommandError> {
         let request = request::List::parse(args.bytes())?;
         let now = clock::now();
-        let pattern = request.pattern.map(Glob::new);
+        let matches = matching(request.pattern);
         let mut sessions: Vec<SessionView> = state::with(|state| {
-            let matches = |session: &SessionView| {
-                let mut pattern = pattern.iter();
-                pattern.all(|of| of.matches(&session.name))
-            };
-            state.locks.session_views(now).filter(matches).collect()
+            let sessions = state.locks.session_views(now);
+            sessions.filter(|session| matches(&session.name)).collect()
         });
         sessions.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         sessions.truncate(request.count.unwrap_or(usize::MAX));
-        let with_address = sessions.into_iter().map(|session| {
-            let address = session.client_id.and_then(ffi::address_of);
-            (session, address)
-        });
-        let sessions: Vec<_> = with_address.collect();
         reply::sessions(ctx, &sessions);
         Ok(())
     }

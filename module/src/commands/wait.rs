@@ -1,10 +1,9 @@
 //! The parts that ACQUIRE and MACQUIRE share: taking locks, waiting for them, and the reply.
 
 use crate::clock;
-use crate::config;
 use crate::driving::turn::Named;
 use crate::driving::{blocking, changes, pump};
-use crate::ffi::{Ctx, Str};
+use crate::ffi::Ctx;
 use crate::memory::state;
 use crate::writing::reply;
 use rlock_core::request::WaitMode;
@@ -24,7 +23,7 @@ pub(super) fn acquire(
     wait_mode: WaitMode,
     given: Named<'_>,
 ) -> Result<bool, CommandError> {
-    let mut turn = Turn::of(command, ctx.db(), config::WAITERS_PER_LOCK_MAX.count());
+    let mut turn = pump::begin(ctx, command);
     let decided_at = pump::run_command(ctx, &mut turn, given, |_| ());
     match turn
         .outcome()
@@ -74,25 +73,24 @@ fn wait(ctx: Ctx<'_>, turn: &mut Turn<'_>, wait_mode: WaitMode, now: Now) -> boo
 /// Removes the names that the caller may not read from a deadlock's circle.
 fn as_far_as_readable(ctx: Ctx<'_>, mut error: CommandError) -> CommandError {
     if let CommandError::Deadlock(circle) = &mut error {
-        let reader = ctx.reader();
-        circle.keep_readable(|name| reader.may_read(name));
+        circle.keep_readable(ctx.may_read());
     }
     error
 }
 
 /// Notes that the owner is told that it holds these locks, and with `knows_count` also how often. A
 /// grant of them that is not delivered yet is then not taken back.
-pub(super) fn confirm(ctx: Ctx<'_>, names: &[&[u8]], owner: &[u8], mode: Mode, knows_count: bool) {
+pub(super) fn confirm<'n>(
+    ctx: Ctx<'_>,
+    names: impl IntoIterator<Item = &'n [u8]>,
+    owner: &[u8],
+    mode: Mode,
+    knows_count: bool,
+) {
     let db = ctx.db();
     state::with(|state| {
         for name in names {
             state.confirm(LockRef { db, name }, owner, mode, knows_count);
         }
     });
-}
-
-/// The same for several locks.
-pub(super) fn confirm_several(ctx: Ctx<'_>, names: &[Str<'_>], owner: &[u8], knows_count: bool) {
-    let names: Vec<&[u8]> = names.iter().map(|name| name.bytes()).collect();
-    confirm(ctx, &names, owner, Mode::Plain, knows_count);
 }

@@ -1,42 +1,5 @@
 //! Options whose values are words.
 
-use redis_module::RedisError;
-use redis_module::configuration::{
-    ConfigurationContext, ConfigurationValue, EnumConfigurationValue,
-};
-use std::sync::atomic::{AtomicI32, Ordering};
-
-/// An option with one of a few words as its value. The first word, number 0, is the default.
-pub(crate) struct Choice<T> {
-    number: AtomicI32,
-    pub(crate) default: T,
-}
-
-impl<T: EnumConfigurationValue> Choice<T> {
-    pub(crate) const fn new(first: T) -> Self {
-        Self {
-            number: AtomicI32::new(0),
-            default: first,
-        }
-    }
-
-    pub(crate) fn now(&self) -> T {
-        let number = self.number.load(Ordering::Relaxed);
-        T::try_from(number).unwrap_or_else(|_| self.default.clone())
-    }
-}
-
-impl<T: EnumConfigurationValue + Sync + Send> ConfigurationValue<T> for Choice<T> {
-    fn get(&self, _ctx: &ConfigurationContext) -> T {
-        self.now()
-    }
-
-    fn set(&self, _ctx: &ConfigurationContext, value: T) -> Result<(), RedisError> {
-        self.number.store(value.into(), Ordering::Relaxed);
-        Ok(())
-    }
-}
-
 pub(crate) use publish::PublishMode;
 pub(crate) use replicate::ReplicateMode;
 
@@ -46,9 +9,10 @@ mod publish {
 
     enum_configuration! {
         /// The ways to send the unlock message, named as an operator writes them.
-        #[derive(Debug, PartialEq, Eq)]
+        #[derive(Debug, Default, PartialEq, Eq)]
         #[allow(non_camel_case_types, reason = "the names are the option's values")]
         pub(crate) enum PublishMode {
+            #[default]
             auto = 0,
             classic = 1,
             sharded = 2,
@@ -63,9 +27,10 @@ mod replicate {
 
     enum_configuration! {
         /// The commands that tell of a new lock: one `RESTORE`, or `HSET` and `PEXPIREAT`.
-        #[derive(Debug, PartialEq, Eq)]
+        #[derive(Debug, Default, PartialEq, Eq)]
         #[allow(non_camel_case_types, reason = "the names are the option's values")]
         pub(crate) enum ReplicateMode {
+            #[default]
             restore = 0,
             plain = 1,
         }

@@ -53,13 +53,6 @@ struct Clients;
 impl Blocking for Clients {
     fn reply(ctx: Ctx<'_>, handle: Handle) {
         match state::with(|state| state.told(handle)) {
-            Some(blocked) => reply_to(ctx, blocked),
-            None => ctx.reply_null(),
-        }
-    }
-
-    fn unblocked_by_others(ctx: Ctx<'_>, handle: Handle) {
-        match state::with(|state| state.told(handle)) {
             Some(Blocked::Waiting(waiter)) => {
                 let (asked, lock) = state::with(|state| {
                     let asked = state.locks.asked_by(waiter);
@@ -80,7 +73,7 @@ impl Blocking for Clients {
                 state::with(|state| state.locks.listen_no_more(listening.session, handle));
                 reply_to(ctx, Blocked::Woken(listening));
             }
-            // We unblocked it earlier in this turn: it gets the reply of that.
+            // We have unblocked it.
             Some(blocked) => return reply_to(ctx, blocked),
             None => return ctx.reply_null(),
         }

@@ -58,14 +58,14 @@ fn look_for_replicas(ctx: Ctx<'_>) {
 /// Raises the token mark. Called after every change that may have brought another server's tokens
 /// here.
 pub(crate) fn start_tokens() {
-    let (now, guard_ms) = (clock::now(), config::FENCE_GUARD_MS.now());
+    let (now, guard_ms) = (clock::now(), config::now(&config::FENCE_GUARD_MS));
     state::with(|state| state.locks.start_tokens(now, guard_ms));
 }
 
 /// Starts the grant delay when the module is loaded. A promotion does not start it again: the delay
 /// is for a server that lost its data, not for a failover.
 pub(crate) fn start_grant_delay() {
-    let (now, delay_ms) = (clock::now(), config::GRANT_DELAY_MS.now());
+    let (now, delay_ms) = (clock::now(), config::now(&config::GRANT_DELAY_MS));
     state::with(|state| state.locks.start_grant_delay(now, delay_ms));
 }
 
@@ -144,7 +144,7 @@ impl KeyEvents for Changes {
 impl ServerEvents for Changes {
     fn happened(ctx: Ctx<'_>, event: ServerEvent) {
         match event {
-            ServerEvent::Promoted => {
+            ServerEvent::HasNewData => {
                 start_tokens();
                 state::with(|state| state.locks.all_changed(None));
             }
@@ -158,10 +158,6 @@ impl ServerEvents for Changes {
                     locks.client_gone(client_id, now, effects)
                 });
             }
-            ServerEvent::Loaded => {
-                start_tokens();
-                state::with(|state| state.locks.all_changed(None));
-            }
             ServerEvent::Tick => {
                 AT_WORK.store(true, Ordering::Relaxed);
                 // The server announces a replica only when it is online, not when it begins to
@@ -171,7 +167,7 @@ impl ServerEvents for Changes {
                 return tick(ctx);
             }
             ServerEvent::Configured => {
-                let delay_ms = config::GRANT_DELAY_MS.now();
+                let delay_ms = config::now(&config::GRANT_DELAY_MS);
                 state::with(|state| state.locks.set_grant_delay(delay_ms));
                 take_options();
                 restore::look_for_limits(ctx);

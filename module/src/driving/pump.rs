@@ -6,12 +6,22 @@
 //! or a failover a write from outside a command stops the server.
 
 use crate::clock;
+use crate::config;
 use crate::driving::turn::{self, Named};
 use crate::ffi::{self, Ctx, Timer, Timers};
-use crate::memory::state::{self, Armed};
+use crate::memory::state::{self, Armed, Finally};
 use crate::reading::cluster;
 use crate::writing::effects;
-use rlock_core::{CommandError, Effect, Locks, Now, Outcome, Turn};
+use rlock_core::{Command, CommandError, Effect, Locks, Now, Outcome, Turn};
+
+/// Begins the turn of a command.
+pub(crate) fn begin<'c>(ctx: Ctx<'_>, command: Command<'c>) -> Turn<'c> {
+    Turn::of(
+        command,
+        ctx.db(),
+        config::count(&config::WAITERS_PER_LOCK_MAX),
+    )
+}
 
 /// Runs the turn of a command, and arms the timer. Returns the moment of the last decision, if both
 /// clocks were read for it.
@@ -134,9 +144,16 @@ struct Pump;
 
 impl Timers for Pump {
     fn fire(ctx: Ctx<'_>) {
-        let (at_work, armed) = AtWork::begin();
+        let armed = state::with(|state| {
+            state.pumping = true;
+            state.timer.take()
+        });
+        // While this lives, nothing arms the timer. If the timer were never armed again, no waiter
+        // would be granted or timed out.
+        let at_work = Finally(|state| state.pumping = false);
         let retry = run(ctx);
         drop(at_work);
+        cluster::forget_owners();
         let now = clock::now();
         // The server reads the wall clock once, and fires all timers that are due by then. If the
         // clock was set back since, a timer that is armed here is due at once, and so is the next:
@@ -148,28 +165,6 @@ impl Timers for Pump {
             Some(Retry) => start(ctx, now, RETRY_MS),
             None => arm(ctx, now),
         }
-    }
-}
-
-/// While this lives, nothing arms the timer. Its drop ends that even after a panic: if the timer
-/// were never armed again, no waiter would be granted or timed out.
-struct AtWork;
-
-impl AtWork {
-    /// Returns also the timer that has fired.
-    fn begin() -> (Self, Option<Armed>) {
-        let armed = state::with(|state| {
-            state.pumping = true;
-            state.timer.take()
-        });
-        (Self, armed)
-    }
-}
-
-impl Drop for AtWork {
-    fn drop(&mut self) {
-        state::with(|state| state.pumping = false);
-        cluster::forget_owners();
     }
 }
 

@@ -3,15 +3,16 @@
 //! A command starts a turn, or the timer in `pump`. The core chooses the tasks and their order.
 
 use crate::clock;
-use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Presence, Str};
+use crate::ffi::{Ctx, Key, KeyType, OwnedStr, Presence, Str};
 use crate::memory::state;
-use crate::reading::open_lock::{Access, OpenLock, READ_ANEW_MAX};
+use crate::reading::open_lock::{Access, OpenLock, read_anew};
 use crate::reading::read_write::{begin_looks, has_looks, slot_is_settled};
 use crate::reading::{cluster, sweep};
 use crate::writing::effects;
 use rlock_core::{
     CommandError, Effect, LockKey, Mode, Now, Outcome, Purpose, Read, Stored, Subject, Task, Turn,
 };
+use std::slice;
 
 /// The locks and the owner of a command, as the server's own strings.
 #[derive(Clone, Copy)]
@@ -111,35 +112,29 @@ impl Step<'_, '_, '_> {
         if let Some(not_here) = not_here(ctx, purpose, name) {
             return self.decide_and_tell(task, not_here);
         }
-        let lock = OpenLock::open(ctx, name, access(purpose));
-        match purpose {
+        let (mut lock, now) = (OpenLock::open(ctx, name, access(purpose)), self.now);
+        let effects = match purpose {
             Purpose::Holders => {
                 let holders = lock.read(OpenLock::holders);
-                drop(lock);
                 let read = if has_looks() {
                     Read::Owners(&holders)
                 } else {
                     Read::Unknown
                 };
-                self.decide_and_tell(task, read);
+                self.decide(task, read)
             }
             Purpose::LongWait => {
-                let holder = lock.read(|lock| lock.first_holder(self.now));
-                drop(lock);
-                self.decide_and_tell(task, Read::Holder(holder));
+                let holder = lock.read(|lock| lock.first_holder(now));
+                self.decide(task, Read::Holder(holder))
             }
             Purpose::Sweep => {
-                let (readers, more) = match &task.subject {
-                    Subject::One(key, _) => sweep::next_part(&lock, key, self.now),
-                    _ => (Vec::new(), false),
-                };
+                let (readers, more) = sweep::next_part(&lock, now);
                 let readers = &readers;
-                let effects = self.decide(task, Read::Gone { readers, more });
-                effects::carry_out(ctx, &mut [lock], owner, effects);
+                self.decide(task, Read::Gone { readers, more })
             }
             _ if task.is_about_queue_for_permits() => {
                 let (stored, others, is_whole) = lock.read(|lock| {
-                    let (stored, others) = lock.load_for_queue(owner, task, self.now);
+                    let (stored, others) = lock.load_for_queue(owner, task, now);
                     (stored, others, is_whole(lock, purpose, &stored))
                 });
                 let read = match &stored {
@@ -147,12 +142,11 @@ impl Step<'_, '_, '_> {
                     Stored::Permits(hash) => Read::Permits(hash, &others),
                     stored => Read::One(stored),
                 };
-                let effects = self.decide(task, read);
-                effects::carry_out(ctx, &mut [lock], owner, effects);
+                self.decide(task, read)
             }
             _ => {
                 let (stored, is_whole) = lock.read(|lock| {
-                    let stored = lock.load(owner, task, self.now);
+                    let stored = lock.load(owner, task, now);
                     (stored, is_whole(lock, purpose, &stored))
                 });
                 let read = if is_whole {
@@ -160,10 +154,10 @@ impl Step<'_, '_, '_> {
                 } else {
                     Read::Unknown
                 };
-                let effects = self.decide(task, read);
-                effects::carry_out(ctx, &mut [lock], owner, effects);
+                self.decide(task, read)
             }
-        }
+        };
+        effects::carry_out(ctx, slice::from_mut(&mut lock), owner, effects);
     }
 
     /// Breaks a lock: reads it with all its holders.
@@ -186,7 +180,7 @@ impl Step<'_, '_, '_> {
                 return self.decide_and_tell(task, Read::NotHere(place));
             }
         }
-        let read = || {
+        let ((stored, mut locks), _) = read_anew(|| {
             // Only one key at a time is open while they are read. An expired key is deleted when it
             // is opened or looked at, and a module that listens to that may do anything to the
             // other keys.
@@ -196,18 +190,7 @@ impl Step<'_, '_, '_> {
             let open = |name| OpenLock::open(ctx, name, access);
             let locks: Vec<OpenLock<'_>> = names.iter().copied().map(open).collect();
             (stored, locks)
-        };
-        let (mut before, mut found) = (ffi::keys_expired(), read());
-        for _ in 0..READ_ANEW_MAX {
-            let after = ffi::keys_expired();
-            if after == before {
-                break;
-            }
-            before = after;
-            found.1.clear();
-            found = read();
-        }
-        let (stored, mut locks) = found;
+        });
         if let Some(place) = first_torn(&locks, task.purpose, &stored) {
             drop(locks);
             let read = match task.purpose {

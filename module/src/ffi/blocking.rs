@@ -12,10 +12,9 @@ pub(crate) type Handle = usize;
 
 /// The callbacks at the end of a block.
 pub(crate) trait Blocking {
-    /// We have unblocked the client: reply to it.
+    /// We have unblocked the client: reply to it. Or CLIENT UNBLOCK … TIMEOUT: reply to it, and
+    /// unblock it.
     fn reply(ctx: Ctx<'_>, handle: Handle);
-    /// CLIENT UNBLOCK … TIMEOUT: reply to it, and unblock it.
-    fn unblocked_by_others(ctx: Ctx<'_>, handle: Handle);
     /// The client was killed, closed its connection, was unblocked with an error, or the server
     /// became a replica. Unless it was unblocked before, it must be unblocked now, or its record
     /// leaks.
@@ -28,14 +27,11 @@ pub(crate) trait Blocking {
 /// late, and in the tick of a grant it would lose the reply (7.0) or stop the server (7.2).
 pub(crate) fn block<B: Blocking>(ctx: Ctx<'_>) -> Option<Handle> {
     // Older servers get no such callback, and there CLIENT UNBLOCK answers 0.
-    let on_timeout: raw::RedisModuleCmdFunc = if safe_to_unblock() {
-        Some(on_unblocked_by_others::<B>)
-    } else {
-        None
-    };
+    let on_reply: raw::RedisModuleCmdFunc = Some(on_reply::<B>);
+    let on_timeout = on_reply.filter(|_| safe_to_unblock());
     let client = server!(RedisModule_BlockClient(
         ctx.raw,
-        Some(on_reply::<B>),
+        on_reply,
         on_timeout,
         Some(on_forget::<B>),
         0
@@ -74,20 +70,8 @@ extern "C" fn on_reply<B: Blocking>(
     _count: c_int,
 ) -> c_int {
     guarded((), || {
-        let handle = server!(RedisModule_GetBlockedClientPrivateData(ctx)).addr();
-        B::reply(Ctx::new(ctx), handle);
-    });
-    OK
-}
-
-extern "C" fn on_unblocked_by_others<B: Blocking>(
-    ctx: *mut raw::RedisModuleCtx,
-    _args: *mut *mut raw::RedisModuleString,
-    _count: c_int,
-) -> c_int {
-    guarded((), || {
         let handle = server!(RedisModule_GetBlockedClientHandle(ctx)).addr();
-        B::unblocked_by_others(Ctx::new(ctx), handle);
+        B::reply(Ctx::new(ctx), handle);
     });
     OK
 }

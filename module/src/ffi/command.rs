@@ -1,12 +1,13 @@
 //! Declares commands to the server, and receives its calls of them.
 
-use super::{Args, Ctx, ERR, OK, guarded, int, server};
+use super::{Args, Ctx, ERR, OK, guarded, server};
+use redis_module::commands::{BeginSearch, FindKeys, KeySpec, KeySpecFlags};
 use redis_module::raw;
 use rlock_core::guarded::is_own;
 use rlock_core::{CommandError, request};
-use std::cell::Cell;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, CString, c_int};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A command: its declaration, and its run.
 pub(crate) trait Command {
@@ -32,137 +33,119 @@ pub(crate) struct Spec {
     pub(crate) arguments: &'static [Argument],
 }
 
-/// Which words of a command are keys, and how it uses them.
+/// Which words of a command are keys. A command reads and updates them, unless it says otherwise.
 #[derive(Clone, Copy)]
 pub(crate) enum Keys {
     None,
     /// The first argument.
-    First(Access),
+    First,
+    /// The first argument, and it is only read.
+    FirstToRead,
     /// The keys after the argument at this place, which is their number; the command's name has
     /// place 0. Needs the flag `getkeys-api`.
-    CountedAt(c_int, Access),
+    CountedAt(c_int),
     /// The first argument, and the keys of the command that RLOCK.GUARD runs. Needs the flag
     /// `getkeys-api`.
-    FirstAndGuarded(Access),
+    FirstAndGuarded,
 }
 
-impl Keys {
-    fn access(self) -> Option<Access> {
-        match self {
-            Self::None => None,
-            Self::First(access) | Self::CountedAt(_, access) | Self::FirstAndGuarded(access) => {
-                Some(access)
-            }
-        }
-    }
-}
+/// How commands use their keys.
+const READ: KeySpecFlags = KeySpecFlags::READ_ONLY.union(KeySpecFlags::ACCESS);
+const UPDATE: KeySpecFlags =
+    (KeySpecFlags::READ_WRITE.union(KeySpecFlags::ACCESS)).union(KeySpecFlags::UPDATE);
 
-/// How a command uses a key.
+/// An argument, as documented. Each list of arguments ends with [`Argument::END`].
 #[derive(Clone, Copy)]
-pub(crate) enum Access {
-    Read,
-    Update,
-}
-
-impl Access {
-    fn flags(self) -> u32 {
-        match self {
-            Self::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
-            Self::Update => {
-                raw::REDISMODULE_CMD_KEY_RW
-                    | raw::REDISMODULE_CMD_KEY_ACCESS
-                    | raw::REDISMODULE_CMD_KEY_UPDATE
-            }
-        }
-    }
-}
-
-/// An argument, as documented.
-#[derive(Clone, Copy)]
-pub(crate) struct Argument {
-    pub(crate) name: &'static CStr,
-    pub(crate) kind: ArgumentKind,
-    /// The word before it, if it has such a word.
-    pub(crate) token: Option<&'static CStr>,
-    pub(crate) optional: bool,
-    /// Whether there may be more than one.
-    pub(crate) many: bool,
-}
-
-/// The type of an argument.
-#[derive(Clone, Copy)]
-pub(crate) enum ArgumentKind {
-    Key,
-    Text,
-    Integer,
-    Pattern,
-    /// Only the option's word.
-    Word,
-    /// One of these.
-    Either(&'static [Argument]),
-    /// All of these, one after the other.
-    Block(&'static [Argument]),
-}
+#[repr(transparent)]
+pub(crate) struct Argument(raw::RedisModuleCommandArg);
 
 impl Argument {
-    pub(crate) const fn new(name: &'static CStr, kind: ArgumentKind) -> Self {
-        Self {
-            name,
-            kind,
-            token: None,
-            optional: false,
-            many: false,
+    pub(crate) const END: Self = Self::new(None, 0);
+
+    const fn new(name: Option<&'static CStr>, kind: raw::RedisModuleCommandArgType) -> Self {
+        // SAFETY: plain C data, for which all zeros is a value.
+        let mut arg: raw::RedisModuleCommandArg = unsafe { std::mem::zeroed() };
+        if let Some(name) = name {
+            arg.name = name.as_ptr();
         }
+        (arg.type_, arg.key_spec_index) = (kind, -1);
+        Self(arg)
+    }
+
+    pub(crate) const fn key(name: &'static CStr) -> Self {
+        let mut key = Self::new(
+            Some(name),
+            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
+        );
+        key.0.key_spec_index = 0;
+        key
+    }
+
+    pub(crate) const fn text(name: &'static CStr) -> Self {
+        Self::new(
+            Some(name),
+            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+        )
+    }
+
+    pub(crate) const fn integer(name: &'static CStr) -> Self {
+        Self::new(
+            Some(name),
+            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+        )
+    }
+
+    pub(crate) const fn pattern(name: &'static CStr) -> Self {
+        Self::new(
+            Some(name),
+            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PATTERN,
+        )
+    }
+
+    /// Only the option's word.
+    pub(crate) const fn word(token: &'static CStr, name: &'static CStr) -> Self {
+        let kind = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN;
+        Self::new(Some(name), kind).after(token)
+    }
+
+    /// One of these.
+    pub(crate) const fn one_of(these: &'static [Self]) -> Self {
+        let kind = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF;
+        Self::new(Some(c"one-of"), kind).with(these)
+    }
+
+    /// All of these, one after the other.
+    pub(crate) const fn block(name: &'static CStr, these: &'static [Self]) -> Self {
+        let kind = raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK;
+        Self::new(Some(name), kind).with(these)
+    }
+
+    const fn with(mut self, these: &'static [Self]) -> Self {
+        self.0.subargs = Self::list(these);
+        self
+    }
+
+    /// The list as the server takes it. Without its end the build fails.
+    const fn list(these: &'static [Self]) -> *mut raw::RedisModuleCommandArg {
+        assert!(matches!(these, [.., end] if end.0.name.is_null()), "no end");
+        these.as_ptr().cast_mut().cast()
+    }
+
+    /// The same after a word.
+    pub(crate) const fn after(mut self, token: &'static CStr) -> Self {
+        self.0.token = token.as_ptr();
+        self
+    }
+
+    pub(crate) const fn optional(mut self) -> Self {
+        self.0.flags |= raw::REDISMODULE_CMD_ARG_OPTIONAL.cast_signed();
+        self
     }
 
     /// One value or more.
-    pub(crate) const fn many(name: &'static CStr, kind: ArgumentKind) -> Self {
-        Self {
-            many: true,
-            ..Self::new(name, kind)
-        }
-    }
-
-    /// A value after a word.
-    pub(crate) const fn with_token(
-        token: &'static CStr,
-        name: &'static CStr,
-        kind: ArgumentKind,
-    ) -> Self {
-        Self {
-            token: Some(token),
-            ..Self::new(name, kind)
-        }
-    }
-
-    /// Only a word, as one of several.
-    pub(crate) const fn word(token: &'static CStr, name: &'static CStr) -> Self {
-        Self::with_token(token, name, ArgumentKind::Word)
-    }
-
-    /// A value after a word, or nothing.
-    pub(crate) const fn option(
-        token: &'static CStr,
-        name: &'static CStr,
-        kind: ArgumentKind,
-    ) -> Self {
-        Self {
-            optional: true,
-            ..Self::with_token(token, name, kind)
-        }
-    }
-
-    /// One of several, or none.
-    pub(crate) const fn either(of: &'static [Self]) -> Self {
-        Self {
-            optional: true,
-            ..Self::one_of(of)
-        }
-    }
-
-    /// One of several.
-    pub(crate) const fn one_of(of: &'static [Self]) -> Self {
-        Self::new(c"one-of", ArgumentKind::Either(of))
+    pub(crate) const fn many(mut self) -> Self {
+        self.0.flags |= raw::REDISMODULE_CMD_ARG_MULTIPLE.cast_signed();
+        self
     }
 }
 
@@ -172,21 +155,16 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> Result<(), &'static CStr> {
     let name = spec.name.as_ptr();
     let flags = spec.flags.as_ptr();
     // The place of the first key, that of the last one, and the step: all 1, or all 0 for no keys.
-    let key = c_int::from(matches!(spec.keys, Keys::First(_)));
+    let key = c_int::from(matches!(spec.keys, Keys::First | Keys::FirstToRead));
+    let run: raw::RedisModuleCmdFunc = Some(on_command::<C>);
     if server!(RedisModule_CreateCommand(
-        ctx.raw,
-        name,
-        Some(on_command::<C>),
-        flags,
-        key,
-        key,
-        key
+        ctx.raw, name, run, flags, key, key, key
     )) != OK
     {
         return Err(spec.name);
     }
     let command = server!(RedisModule_GetCommand(ctx.raw, name));
-    if command.is_null() || set_info(command, spec) != OK {
+    if command.is_null() || set_info::<C>(command) != OK {
         return Err(spec.name);
     }
     // SAFETY: read as in `check_api`.
@@ -196,12 +174,8 @@ pub(crate) fn register<C: Command>(ctx: Ctx<'_>) -> Result<(), &'static CStr> {
         // SAFETY: the command is the one just made, and this is still the load.
         let set = |categories: &CStr| unsafe { set_categories(command, categories.as_ptr()) };
         if !has_own_category() || set(spec.categories) != OK {
-            let standard = spec
-                .categories
-                .to_bytes()
-                .strip_suffix(b" lock")
-                .unwrap_or_default();
-            set(&std::ffi::CString::new(standard).unwrap_or_default());
+            let standard = spec.categories.to_bytes().strip_suffix(b" lock");
+            set(&CString::new(standard.unwrap_or_default()).unwrap_or_default());
         }
     }
     Ok(())
@@ -229,12 +203,11 @@ extern "C" fn on_command<C: Command>(
 ) -> c_int {
     let (ctx, args) = (Ctx::new(ctx), Args::new(args, count));
     // These are the commands with the flag `getkeys-api`.
-    let has_far_keys = matches!(C::SPEC.keys, Keys::CountedAt(..) | Keys::FirstAndGuarded(_));
+    let has_far_keys = matches!(C::SPEC.keys, Keys::CountedAt(_) | Keys::FirstAndGuarded);
     if has_far_keys && server!(RedisModule_IsKeysPositionRequest(ctx.raw)) != 0 {
         guarded((), || match C::SPEC.keys {
-            Keys::CountedAt(place, access) => tell_keys(ctx, args, place, access),
-            Keys::FirstAndGuarded(access) => tell_guarded_keys(ctx, args, access),
-            Keys::None | Keys::First(_) => {}
+            Keys::CountedAt(place) => tell_keys(ctx, args, place),
+            _ => tell_guarded_keys(ctx, args),
         });
         return OK;
     }
@@ -253,12 +226,12 @@ extern "C" fn on_command<C: Command>(
 /// Answers which words are keys: not every server that routes a command in a cluster uses the
 /// specification of its keys. If their number is wrong the answer names no key; the command is
 /// refused when it is run.
-fn tell_keys(ctx: Ctx<'_>, args: Args<'_>, place: c_int, access: Access) {
+fn tell_keys(ctx: Ctx<'_>, args: Args<'_>, place: c_int) {
     let keys = usize::try_from(place)
         .ok()
         .and_then(|place| request::key_places(args.bytes(), place));
     for key in keys.into_iter().flatten() {
-        tell_key(ctx, key, int(access.flags()));
+        tell_key(ctx, key, UPDATE.bits().cast_signed());
     }
 }
 
@@ -275,12 +248,12 @@ fn tell_key(ctx: Ctx<'_>, place: usize, flags: c_int) {
 ///
 /// Our own commands are refused, so the server is not asked about them: it would ask us, and a
 /// command within a command within a command … would overflow the stack, and crash the server.
-fn tell_guarded_keys(ctx: Ctx<'_>, args: Args<'_>, access: Access) {
-    tell_key(ctx, 1, int(access.flags()));
+fn tell_guarded_keys(ctx: Ctx<'_>, args: Args<'_>) {
+    tell_key(ctx, 1, UPDATE.bits().cast_signed());
     let Ok(request) = request::Guard::parse(args.bytes()) else {
         return;
     };
-    if is_own(request.command) || ASKS_FOR_KEYS.replace(true) {
+    if is_own(request.command) || ASKS_FOR_KEYS.swap(true, Ordering::Relaxed) {
         return;
     }
     let (mut count, mut flags) = (0, ptr::null_mut::<c_int>());
@@ -293,7 +266,7 @@ fn tell_guarded_keys(ctx: Ctx<'_>, args: Args<'_>, access: Access) {
         &raw mut count,
         &raw mut flags
     ));
-    ASKS_FOR_KEYS.set(false);
+    ASKS_FOR_KEYS.store(false, Ordering::Relaxed);
     let count = usize::try_from(count).unwrap_or(0);
     if !places.is_null() && !flags.is_null() {
         // SAFETY: the server has made two lists of this length, which are ours.
@@ -309,18 +282,22 @@ fn tell_guarded_keys(ctx: Ctx<'_>, args: Args<'_>, access: Access) {
     server!(RedisModule_Free(flags.cast()));
 }
 
-thread_local! {
-    /// Whether the server is being asked for the keys of a command within a command: a command of
-    /// another module may take a command as well, and the server would ask us again.
-    static ASKS_FOR_KEYS: Cell<bool> = const { Cell::new(false) };
-}
+/// Whether the server is being asked for the keys of a command within a command: a command of
+/// another module may take a command as well, and the server would ask us again.
+static ASKS_FOR_KEYS: AtomicBool = AtomicBool::new(false);
 
-fn set_info(command: *mut raw::RedisModuleCommand, spec: &Spec) -> c_int {
-    let version = info_version();
-    // Both lists end with an element of zeros.
-    let mut keys = [key_spec(spec.keys), zeroed_key_spec()];
-    let mut kept = Vec::new();
-    let mut arguments = argument_list(spec.arguments, &mut kept);
+fn set_info<C: Command>(command: *mut raw::RedisModuleCommand) -> c_int {
+    let spec = &C::SPEC;
+    let version = raw::RedisModuleCommandInfoVersion {
+        version: 1,
+        sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
+        sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
+        sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
+    };
+    let keys = key_spec(spec.keys);
+    // SAFETY: plain C data, for which all zeros is a value.
+    let end: raw::RedisModuleCommandKeySpec = unsafe { std::mem::zeroed() };
+    let mut list = [keys.as_ref().map_or(end, Into::into), end];
     let info = raw::RedisModuleCommandInfo {
         version: &raw const version,
         summary: spec.summary.as_ptr(),
@@ -329,110 +306,27 @@ fn set_info(command: *mut raw::RedisModuleCommand, spec: &Spec) -> c_int {
         history: ptr::null_mut(),
         tips: ptr::null(),
         arity: spec.arity,
-        key_specs: if spec.keys.access().is_some() {
-            keys.as_mut_ptr()
-        } else {
-            ptr::null_mut()
-        },
-        args: arguments.as_mut_ptr(),
+        key_specs: keys.map_or(ptr::null_mut(), |_| list.as_mut_ptr()),
+        args: const { Argument::list(C::SPEC.arguments) },
     };
     // The server copies all of it.
     server!(RedisModule_SetCommandInfo(command, &raw const info))
 }
 
-fn info_version() -> raw::RedisModuleCommandInfoVersion {
-    raw::RedisModuleCommandInfoVersion {
-        version: 1,
-        sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
-        sizeof_keyspec: size_of::<raw::RedisModuleCommandKeySpec>(),
-        sizeof_arg: size_of::<raw::RedisModuleCommandArg>(),
-    }
-}
-
-fn key_spec(keys: Keys) -> raw::RedisModuleCommandKeySpec {
-    let mut spec = zeroed_key_spec();
-    let Some(access) = keys.access() else {
-        return spec;
-    };
-    spec.flags = u64::from(access.flags());
-    if let Keys::FirstAndGuarded(_) = keys {
+fn key_spec(keys: Keys) -> Option<KeySpec> {
+    let first_alone = || FindKeys::new_range(0, 1, 0);
+    let (flags, place, find) = match keys {
+        Keys::None => return None,
+        Keys::First => (UPDATE, 1, first_alone()),
+        Keys::FirstToRead => (READ, 1, first_alone()),
+        Keys::CountedAt(place) => (UPDATE, place, FindKeys::new_keys_num(0, 1, 1)),
         // The server has to ask us for the other keys.
-        spec.flags |= u64::from(raw::REDISMODULE_CMD_KEY_INCOMPLETE);
-    }
-    spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
-    spec.bs.index.pos = 1;
-    if let Keys::CountedAt(place, _) = keys {
-        spec.bs.index.pos = place;
-        spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_KEYNUM;
-        spec.fk.keynum = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_2 {
-            keynumidx: 0,
-            firstkey: 1,
-            keystep: 1,
-        };
-        return spec;
-    }
-    spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
-    spec.fk.range = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 {
-        lastkey: 0,
-        keystep: 1,
-        limit: 0,
+        Keys::FirstAndGuarded => (UPDATE | KeySpecFlags::INCOMPLETE, 1, first_alone()),
     };
-    spec
-}
-
-fn zeroed_key_spec() -> raw::RedisModuleCommandKeySpec {
-    // SAFETY: plain C data, for which all zeros is a value.
-    unsafe { std::mem::zeroed() }
-}
-
-/// The arguments as the server takes them. `kept` gets the lists that they point to.
-fn argument_list(
-    arguments: &[Argument],
-    kept: &mut Vec<Vec<raw::RedisModuleCommandArg>>,
-) -> Vec<raw::RedisModuleCommandArg> {
-    let mut list: Vec<_> = arguments.iter().map(|of| argument(of, kept)).collect();
-    list.push(zeroed_argument());
-    list
-}
-
-fn argument(
-    argument: &Argument,
-    kept: &mut Vec<Vec<raw::RedisModuleCommandArg>>,
-) -> raw::RedisModuleCommandArg {
-    let mut arg = zeroed_argument();
-    arg.name = argument.name.as_ptr();
-    arg.key_spec_index = -1;
-    arg.type_ = match argument.kind {
-        ArgumentKind::Key => {
-            arg.key_spec_index = 0;
-            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY
-        }
-        ArgumentKind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
-        ArgumentKind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
-        ArgumentKind::Pattern => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PATTERN,
-        ArgumentKind::Word => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
-        ArgumentKind::Either(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
-        ArgumentKind::Block(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_BLOCK,
-    };
-    if let ArgumentKind::Either(of) | ArgumentKind::Block(of) = argument.kind {
-        // Put into `kept` first: moving the list later would make the pointer invalid.
-        let list = argument_list(of, kept);
-        kept.push(list);
-        arg.subargs = kept.last_mut().map_or(ptr::null_mut(), Vec::as_mut_ptr);
-    }
-    if let Some(token) = argument.token {
-        arg.token = token.as_ptr();
-    }
-    if argument.optional {
-        arg.flags |= int(raw::REDISMODULE_CMD_ARG_OPTIONAL);
-    }
-    if argument.many {
-        arg.flags |= int(raw::REDISMODULE_CMD_ARG_MULTIPLE);
-    }
-    arg
-}
-
-fn zeroed_argument() -> raw::RedisModuleCommandArg {
-    // SAFETY: plain C data, for which all zeros is a value.
-    unsafe { std::mem::zeroed() }
+    Some(KeySpec::new(
+        None,
+        flags,
+        BeginSearch::new_index(place),
+        find,
+    ))
 }

@@ -100,14 +100,12 @@ extern "C" fn on_key_event<K: KeyEvents>(
 /// A change of the server as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServerEvent {
-    /// It is a primary now.
-    Promoted,
+    /// It is a primary now, or has loaded a data set.
+    HasNewData,
     /// It is a replica now.
     Demoted,
     /// A replica went online or was lost.
     ReplicasChanged,
-    /// It has loaded a data set.
-    Loaded,
     /// A database was emptied, or all of them.
     Flushed(Option<c_int>),
     /// Two databases changed places.
@@ -181,44 +179,37 @@ extern "C" fn on_server_event<S: ServerEvents>(
 }
 
 fn read_server_event(id: u64, subevent: u64, data: *mut c_void) -> Option<ServerEvent> {
-    match (id, subevent) {
-        (
-            raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
-            raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER,
-        ) => Some(ServerEvent::Promoted),
-        (raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED, _) => Some(ServerEvent::Demoted),
-        (raw::REDISMODULE_EVENT_REPLICA_CHANGE, _) => Some(ServerEvent::ReplicasChanged),
-        (raw::REDISMODULE_EVENT_LOADING, raw::REDISMODULE_SUBEVENT_LOADING_ENDED) => {
-            Some(ServerEvent::Loaded)
-        }
-        (raw::REDISMODULE_EVENT_FLUSHDB, raw::REDISMODULE_SUBEVENT_FLUSHDB_END) => {
+    let is_promoted = subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER;
+    let is_loaded = subevent == raw::REDISMODULE_SUBEVENT_LOADING_ENDED;
+    let is_flushed = subevent == raw::REDISMODULE_SUBEVENT_FLUSHDB_END;
+    let is_gone = subevent == raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED;
+    let turn_ends = subevent == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP;
+    Some(match id {
+        raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED if is_promoted => ServerEvent::HasNewData,
+        raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED => ServerEvent::Demoted,
+        raw::REDISMODULE_EVENT_REPLICA_CHANGE => ServerEvent::ReplicasChanged,
+        raw::REDISMODULE_EVENT_LOADING if is_loaded => ServerEvent::HasNewData,
+        raw::REDISMODULE_EVENT_FLUSHDB if is_flushed => {
             // SAFETY: with this event the server passes this structure, valid for the call.
             let info = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() }?;
-            Some(ServerEvent::Flushed(
-                (info.dbnum >= 0).then_some(info.dbnum),
-            ))
+            ServerEvent::Flushed((info.dbnum >= 0).then_some(info.dbnum))
         }
-        (raw::REDISMODULE_EVENT_SWAPDB, _) => {
+        raw::REDISMODULE_EVENT_SWAPDB => {
             // SAFETY: with this event the server passes this structure, valid for the call.
             let info = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() }?;
-            Some(ServerEvent::Swapped(info.dbnum_first, info.dbnum_second))
+            ServerEvent::Swapped(info.dbnum_first, info.dbnum_second)
         }
-        (
-            raw::REDISMODULE_EVENT_CLIENT_CHANGE,
-            raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED,
-        ) => {
+        raw::REDISMODULE_EVENT_CLIENT_CHANGE if is_gone => {
             // SAFETY: with this event the server passes this structure, valid for the call.
             let info = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() }?;
-            Some(ServerEvent::ClientGone(info.id))
+            ServerEvent::ClientGone(info.id)
         }
-        (raw::REDISMODULE_EVENT_CONFIG, _) => Some(ServerEvent::Configured),
-        (raw::REDISMODULE_EVENT_SHUTDOWN, _) => Some(ServerEvent::Shutdown),
-        (raw::REDISMODULE_EVENT_CRON_LOOP, _) => Some(ServerEvent::Tick),
-        (raw::REDISMODULE_EVENT_EVENTLOOP, raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP) => {
-            Some(ServerEvent::TurnEnds)
-        }
-        _ => None,
-    }
+        raw::REDISMODULE_EVENT_CONFIG => ServerEvent::Configured,
+        raw::REDISMODULE_EVENT_SHUTDOWN => ServerEvent::Shutdown,
+        raw::REDISMODULE_EVENT_CRON_LOOP => ServerEvent::Tick,
+        raw::REDISMODULE_EVENT_EVENTLOOP if turn_ends => ServerEvent::TurnEnds,
+        _ => return None,
+    })
 }
 
 /// Whether the server asks that nothing be written now, because of CLIENT PAUSE or a failover. A

@@ -1,8 +1,8 @@
 //! Commands of the server that RLOCK.GUARD runs.
 
-use super::call::CallReply;
-use super::{Args, Ctx, OwnedStr, server};
-use redis_module::raw;
+use super::reply::CallReply;
+use super::value::{elements, text};
+use super::{Args, Ctx, server};
 use rlock_core::guarded::CommandTraits;
 use std::ffi::CStr;
 
@@ -10,15 +10,26 @@ impl Ctx<'_> {
     /// The traits of a command, as the server reports them; none if the server does not know the
     /// name, or if an operator has renamed `COMMAND`. A command of a container has the name
     /// `container|command`.
+    ///
+    /// The server tells of each command `[name, arity, [flag, ...], ..., [subcommand, ...]]`.
     pub(crate) fn command_traits(self, name: &[u8]) -> Option<CommandTraits> {
-        let (command, format) = (c"COMMAND".as_ptr(), c"cs".as_ptr());
-        let (info, name) = (c"INFO".as_ptr(), OwnedStr::new(name));
-        let name = name.as_str().raw;
-        let reply = server!(RedisModule_Call(self.raw, command, format, info, name));
-        let reply = CallReply::of(reply)?;
-        traits_of(&*reply.element(0)?)
+        let reply = self.context().call("COMMAND", &[b"INFO", name]).ok()?;
+        let info = elements(elements(&reply).first()?);
+        let [name, _, flags, ..] = info else {
+            return None;
+        };
+        let flags = elements(flags).iter().filter_map(text);
+        let has = |flag| flags.clone().any(|of| of == flag);
+        Some(CommandTraits {
+            name: text(name)?.to_ascii_lowercase().into_bytes().into(),
+            reads: has("readonly"),
+            writes: has("write"),
+            no_script: has("noscript"),
+            admin: has("admin"),
+            of_module: has("module"),
+            is_container: info.get(9).is_some_and(|of| !elements(of).is_empty()),
+        })
     }
-
     /// Runs a command of the server in the name of the caller, and passes its reply on. The first
     /// of these words is its name.
     ///
@@ -68,24 +79,3 @@ const NO_USER: &[u8] = b"-ERR cannot run as user";
 
 /// The beginning of a refusal by the ACL.
 const ACL_REFUSAL: &[u8] = b"ERR acl verification failed, ";
-
-/// Reads `[name, arity, [flag, ...], ..., [subcommand, ...]]`.
-fn traits_of(info: &CallReply) -> Option<CommandTraits> {
-    let (name, flags) = (info.element(0)?, info.element(2)?);
-    let mut traits = CommandTraits {
-        name: name.text().to_ascii_lowercase().into(),
-        is_container: info.element(9).is_some_and(|commands| commands.len() > 0),
-        ..CommandTraits::default()
-    };
-    for place in 0..flags.len() {
-        match flags.element(place)?.text() {
-            b"readonly" => traits.reads = true,
-            b"write" => traits.writes = true,
-            b"noscript" => traits.no_script = true,
-            b"admin" => traits.admin = true,
-            b"module" => traits.of_module = true,
-            _ => {}
-        }
-    }
-    Some(traits)
-}

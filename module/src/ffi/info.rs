@@ -2,7 +2,7 @@
 
 use super::{guarded, server};
 use redis_module::raw;
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 
 /// Fills the section.
 pub(crate) trait InfoSection {
@@ -13,28 +13,20 @@ pub(crate) trait InfoSection {
 pub(crate) struct InfoPage(*mut raw::RedisModuleInfoCtx);
 
 impl InfoPage {
-    pub(crate) fn number(&self, name: &CStr, value: u64) {
-        server!(RedisModule_InfoAddFieldULongLong(
-            self.0,
-            name.as_ptr(),
-            value
-        ));
+    pub(crate) fn number(&self, name: &str, value: u64) {
+        raw::add_info_field_unsigned_long_long(self.0, name, value);
     }
 
     /// The text must not contain a comma or a line break: either would end it.
-    pub(crate) fn text(&self, name: &CStr, value: &CStr) {
-        server!(RedisModule_InfoAddFieldCString(
-            self.0,
-            name.as_ptr(),
-            value.as_ptr()
-        ));
+    pub(crate) fn text(&self, name: &str, value: &str) {
+        raw::add_info_field_str(self.0, name, value);
     }
 
     /// A line of several numbers under one name.
-    pub(crate) fn line(&self, name: &CStr, fill: impl FnOnce(&Self)) {
-        server!(RedisModule_InfoBeginDictField(self.0, name.as_ptr()));
+    pub(crate) fn line(&self, name: &str, fill: impl FnOnce(&Self)) {
+        raw::add_info_begin_dict_field(self.0, name);
         fill(self);
-        server!(RedisModule_InfoEndDictField(self.0));
+        raw::add_info_end_dict_field(self.0);
     }
 }
 
@@ -50,7 +42,7 @@ extern "C" fn on_info<I: InfoSection>(ctx: *mut raw::RedisModuleInfoCtx, for_cra
         return;
     }
     guarded((), || {
-        server!(RedisModule_InfoAddSection(ctx, std::ptr::null()));
+        raw::add_info_section(ctx, None);
         I::fill(&InfoPage(ctx));
     });
 }

@@ -1,21 +1,11 @@
 //! Keys, as this module uses them: mostly hashes.
 
-use super::{Ctx, Field, OK, OwnedStr, Str, guarded, int, server};
+use super::{Ctx, Field, OK, OwnedStr, Str, guarded, server};
 use redis_module::raw;
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::ops::ControlFlow;
 use std::ptr;
-
-/// The types of keys that we tell apart.
-const EMPTY: c_int = 0;
-const STRING: c_int = 1;
-const LIST: c_int = 2;
-const HASH: c_int = 3;
-const SORTED_SET: c_int = 5;
-const _: () = assert!(raw::REDISMODULE_KEYTYPE_EMPTY == 0 && raw::REDISMODULE_KEYTYPE_HASH == 3);
-const _: () = assert!(raw::REDISMODULE_KEYTYPE_STRING == 1 && raw::REDISMODULE_KEYTYPE_LIST == 2);
-const _: () = assert!(raw::REDISMODULE_KEYTYPE_ZSET == 5);
 
 /// An open key.
 pub(crate) struct Key<'a> {
@@ -66,7 +56,7 @@ impl<'a> Key<'a> {
     }
 
     fn open(ctx: Ctx<'a>, name: Str<'a>, mode: u32) -> Self {
-        let handle = server!(RedisModule_OpenKey(ctx.raw, name.raw, int(mode)));
+        let handle = server!(RedisModule_OpenKey(ctx.raw, name.raw, mode.cast_signed()));
         Self {
             ctx,
             name,
@@ -95,7 +85,7 @@ impl<'a> Key<'a> {
     #[cold]
     fn open_again(&self) {
         let (ctx, name) = (self.ctx.raw, self.name.raw);
-        let handle = server!(RedisModule_OpenKey(ctx, name, int(self.mode)));
+        let handle = server!(RedisModule_OpenKey(ctx, name, self.mode.cast_signed()));
         self.handle.set(handle);
         self.is_aside.set(false);
     }
@@ -119,12 +109,12 @@ impl<'a> Key<'a> {
     pub(crate) fn key_type(&self) -> KeyType {
         // A missing key that is open for reading only has no handle; the server takes that as
         // "empty".
-        match server!(RedisModule_KeyType(self.raw())) {
-            EMPTY => KeyType::Missing,
-            HASH => KeyType::Hash,
-            STRING => KeyType::String,
-            LIST => KeyType::List,
-            SORTED_SET => KeyType::SortedSet,
+        match isize::try_from(server!(RedisModule_KeyType(self.raw()))) {
+            Ok(raw::REDISMODULE_KEYTYPE_EMPTY) => KeyType::Missing,
+            Ok(raw::REDISMODULE_KEYTYPE_HASH) => KeyType::Hash,
+            Ok(raw::REDISMODULE_KEYTYPE_STRING) => KeyType::String,
+            Ok(raw::REDISMODULE_KEYTYPE_LIST) => KeyType::List,
+            Ok(raw::REDISMODULE_KEYTYPE_ZSET) => KeyType::SortedSet,
             _ => KeyType::Other,
         }
     }
@@ -140,57 +130,41 @@ impl<'a> Key<'a> {
         server!(RedisModule_ValueLength(self.raw()))
     }
 
-    /// The values of two fields of a hash, in one call.
-    pub(crate) fn hash_get(&self, fields: [Str<'_>; 2]) -> [Option<OwnedStr>; 2] {
+    /// The values of one or two fields of a hash, in one call.
+    pub(crate) fn hash_get(&self, one: Str<'_>, other: Option<Str<'_>>) -> [Option<OwnedStr>; 2] {
         let key = self.raw();
         if key.is_null() {
             return [None, None];
         }
-        let [a, b] = fields;
+        // The list of fields ends with a null.
+        let (end, other) = (
+            ptr::null_mut::<c_void>(),
+            other.map_or(ptr::null_mut(), |of| of.raw),
+        );
         let mut values = [ptr::null_mut::<raw::RedisModuleString>(); 2];
-        let [va, vb] = values.each_mut().map(ptr::from_mut);
-        let end = ptr::null_mut::<c_void>();
-        server!(RedisModule_HashGet(key, 0, a.raw, va, b.raw, vb, end));
+        let [value, its_value] = values.each_mut().map(ptr::from_mut);
+        server!(RedisModule_HashGet(
+            key, 0, one.raw, value, other, its_value, end
+        ));
         values.map(OwnedStr::adopt)
     }
 
     /// The value of one field of a hash.
     pub(crate) fn hash_get_one(&self, field: Str<'_>) -> Option<OwnedStr> {
-        let key = self.raw();
-        if key.is_null() {
-            return None;
-        }
-        let mut value = ptr::null_mut::<raw::RedisModuleString>();
-        let end = ptr::null_mut::<c_void>();
-        let value_at = &raw mut value;
-        server!(RedisModule_HashGet(key, 0, field.raw, value_at, end));
-        OwnedStr::adopt(value)
+        let [value, _] = self.hash_get(field, None);
+        value
     }
 
-    /// Writes one field of a hash, and makes the hash if it does not exist.
-    pub(crate) fn hash_set(&mut self, (field, value): Field<'_>) {
-        let end = ptr::null_mut::<c_void>();
+    /// Writes one or two fields of a hash, and makes the hash if it does not exist.
+    pub(crate) fn hash_set(&mut self, (field, value): Field<'_>, other: Option<Field<'_>>) {
+        let (key, field, value, end) =
+            (self.raw(), field.raw, value.raw, ptr::null_mut::<c_void>());
+        let (next, its_value) = other
+            .map_or((ptr::null_mut(), ptr::null_mut()), |(next, value)| {
+                (next.raw, value.raw)
+            });
         server!(RedisModule_HashSet(
-            self.raw(),
-            0,
-            field.raw,
-            value.raw,
-            end
-        ));
-    }
-
-    /// The same for two fields.
-    pub(crate) fn hash_set_both(&mut self, one: Field<'_>, other: Field<'_>) {
-        let end = ptr::null_mut::<c_void>();
-        let ((a, va), (b, vb)) = (one, other);
-        server!(RedisModule_HashSet(
-            self.raw(),
-            0,
-            a.raw,
-            va.raw,
-            b.raw,
-            vb.raw,
-            end
+            key, 0, field, value, next, its_value, end
         ));
     }
 
@@ -257,7 +231,7 @@ impl<'a> Key<'a> {
     /// changes nothing. `read` must not call the server.
     pub(crate) fn string<R>(&self, read: impl FnOnce(&[u8]) -> R) -> R {
         let mut len = 0;
-        let mode = int(raw::REDISMODULE_READ);
+        let mode = raw::REDISMODULE_READ.cast_signed();
         let start = server!(RedisModule_StringDMA(self.raw(), &raw mut len, mode));
         if start.is_null() {
             return read(&[]);

@@ -2,7 +2,7 @@
 //!
 //! Every `unsafe` block here relies on this: the server calls a module only while it holds its
 //! global lock, on one thread at a time, and the pointers it passes are valid until the call
-//! returns. [`check_api`] has checked at load that each function named below exists.
+//! returns. [`check_api`] has checked at load that the server has each function that we call.
 //!
 //! Nothing outside this folder sees a raw pointer: contexts, keys and strings are wrapped in types
 //! that live no longer than the call that made them, or that free their values.
@@ -10,20 +10,22 @@
 mod blocking;
 mod call;
 mod command;
+mod context;
 mod events;
 mod guarded;
 mod info;
 mod key;
 mod needed;
+mod reply;
+mod string;
+mod users;
+pub(crate) mod value;
 mod version;
 
 pub(crate) use blocking::{Blocking, Handle, abort_block, block, unblock};
-pub(crate) use call::{
-    Args, Ctx, EventClass, Field, OwnedStr, Presence, Str, address_of, log_warning, may_default_run,
-};
-pub(crate) use command::{
-    Access, Argument, ArgumentKind, Command, Keys, Spec, add_category, register,
-};
+pub(crate) use call::{EventClass, Presence, Publish};
+pub(crate) use command::{Argument, Command, Keys, Spec, add_category, register};
+pub(crate) use context::{Ctx, address_of, log_warning};
 pub(crate) use events::{
     KeyEvents, ServerEvent, ServerEvents, Timer, Timers, count_expired_keys, keys_expired,
     subscribe_to_client_events, subscribe_to_key_events, subscribe_to_server_events,
@@ -34,132 +36,42 @@ pub(crate) use key::{Key, KeyType, Scan};
 pub(crate) use needed::{
     call_was_refused, calls_refused, can_close_clients, choose_commands, deletions_are_lost,
 };
-pub(crate) use version::{has_replicas, looks_commands_up_ahead, set_options};
+pub(crate) use string::{Args, Field, OwnedStr, Str};
+pub(crate) use users::may_default_run;
+pub(crate) use version::{has_replicas, load_options, looks_commands_up_ahead, set_options};
 
-use redis_module::raw;
+use linkme::distributed_slice;
 use std::cell::RefCell;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Calls a function of the server. A function that is missing in [`check_api`] is tested where it
-/// is used.
+/// Calls a function of the server, and adds it to those that [`check_api`] looks for. A function
+/// that a server may lack is not called by this, but tested where it is used.
 macro_rules! server {
-    ($name:ident($($arg:expr),* $(,)?)) => {
+    ($name:ident($($arg:expr),* $(,)?)) => {{
+        #[linkme::distributed_slice(crate::ffi::NEEDED_FUNCTIONS)]
+        static FUNCTION: crate::ffi::Function = (
+            stringify!($name),
+            // SAFETY: the statics were filled before our code runs, and nobody writes them again.
+            || unsafe { redis_module::raw::$name }.is_some(),
+        );
         // SAFETY: see the head of `ffi`; `check_api` has seen the function.
-        unsafe { raw::$name.unwrap_unchecked()($($arg),*) }
-    };
+        unsafe { redis_module::raw::$name.unwrap_unchecked()($($arg),*) }
+    }};
 }
 use server;
 
-macro_rules! required {
-    ($($name:ident),* $(,)?) => {
-        /// Fails with the name of a function that we need and this server does not have.
-        pub(crate) fn check_api() -> Result<(), &'static str> {
-            $(
-                // SAFETY: the statics were filled before our code runs, and nobody writes them
-                // again.
-                if unsafe { raw::$name }.is_none() {
-                    return Err(stringify!($name));
-                }
-            )*
-            Ok(())
-        }
-    };
-}
+/// The name of a function, and whether the server has it.
+type Function = (&'static str, fn() -> bool);
 
-required!(
-    RedisModule_ACLCheckCommandPermissions,
-    RedisModule_ACLCheckKeyPermissions,
-    RedisModule_AbortBlock,
-    RedisModule_AvoidReplicaTraffic,
-    RedisModule_BlockClient,
-    RedisModule_Call,
-    RedisModule_CallReplyArrayElement,
-    RedisModule_CallReplyLength,
-    RedisModule_CallReplyStringPtr,
-    RedisModule_CallReplyProto,
-    RedisModule_CallReplyType,
-    RedisModule_CloseKey,
-    RedisModule_CreateCommand,
-    RedisModule_CreateString,
-    RedisModule_CreateTimer,
-    RedisModule_DeleteKey,
-    RedisModule_Free,
-    RedisModule_FreeCallReply,
-    RedisModule_FreeModuleUser,
-    RedisModule_FreeServerInfo,
-    RedisModule_FreeString,
-    RedisModule_GetAbsExpire,
-    RedisModule_GetBlockedClientHandle,
-    RedisModule_GetBlockedClientPrivateData,
-    RedisModule_GetClientId,
-    RedisModule_GetClientInfoById,
-    RedisModule_GetClientUserNameById,
-    RedisModule_GetCommand,
-    RedisModule_GetCommandKeysWithFlags,
-    RedisModule_GetContextFlags,
-    RedisModule_GetCurrentUserName,
-    RedisModule_GetModuleUserFromUserName,
-    RedisModule_GetMyClusterID,
-    RedisModule_GetSelectedDb,
-    RedisModule_GetServerInfo,
-    RedisModule_GetServerVersion,
-    RedisModule_HashGet,
-    RedisModule_HashSet,
-    RedisModule_InfoAddFieldCString,
-    RedisModule_InfoAddFieldULongLong,
-    RedisModule_InfoAddSection,
-    RedisModule_InfoBeginDictField,
-    RedisModule_InfoEndDictField,
-    RedisModule_IsKeysPositionRequest,
-    RedisModule_KeyAtPosWithFlags,
-    RedisModule_KeyType,
-    RedisModule_ListGet,
-    RedisModule_Log,
-    RedisModule_NotifyKeyspaceEvent,
-    RedisModule_OpenKey,
-    RedisModule_PublishMessage,
-    RedisModule_PublishMessageShard,
-    RedisModule_RegisterInfoFunc,
-    RedisModule_Replicate,
-    RedisModule_ReplyWithArray,
-    RedisModule_ReplyWithCallReply,
-    RedisModule_ReplyWithError,
-    RedisModule_ReplyWithLongLong,
-    RedisModule_ReplyWithMap,
-    RedisModule_ReplyWithNull,
-    RedisModule_ReplyWithSimpleString,
-    RedisModule_ReplyWithStringBuffer,
-    RedisModule_ScanCursorCreate,
-    RedisModule_ScanCursorDestroy,
-    RedisModule_ScanKey,
-    RedisModule_SelectDb,
-    RedisModule_ServerInfoGetFieldC,
-    RedisModule_SetAbsExpire,
-    RedisModule_SetCommandInfo,
-    RedisModule_SetDisconnectCallback,
-    RedisModule_SetModuleOptions,
-    RedisModule_SignalModifiedKey,
-    RedisModule_StopTimer,
-    RedisModule_StringDMA,
-    RedisModule_StringPtrLen,
-    RedisModule_StringSet,
-    RedisModule_SubscribeToKeyspaceEvents,
-    RedisModule_SubscribeToServerEvent,
-    RedisModule_UnblockClient,
-    RedisModule_ValueLength,
-    RedisModule_WrongArity,
-    RedisModule_ZsetScore,
-);
+/// All functions that we call, put together by the linker.
+#[distributed_slice]
+static NEEDED_FUNCTIONS: [Function];
 
-/// The interface's constants are unsigned, but its arguments are signed.
-#[allow(
-    clippy::as_conversions,
-    clippy::cast_possible_wrap,
-    reason = "constants well below 2^31"
-)]
-const fn int(constant: u32) -> c_int {
-    constant as c_int
+/// Fails with the name of a function that we need and this server does not have.
+pub(crate) fn check_api() -> Result<(), &'static str> {
+    let missing = NEEDED_FUNCTIONS.iter().find(|(_, is_there)| !is_there());
+    missing.map_or(Ok(()), |(name, _)| Err(name))
 }
 
 /// Success: the result of the server's functions, and of our callbacks.
@@ -182,6 +94,9 @@ pub(crate) struct ServerLocked<T>(RefCell<Option<T>>);
 // module calls us from a thread of its own (`RM_ThreadSafeContextLock`), so two threads never use
 // the value at the same time.
 unsafe impl<T> Sync for ServerLocked<T> {}
+
+// SAFETY: the same.
+unsafe impl<T> Send for ServerLocked<T> {}
 
 impl<T: Default> ServerLocked<T> {
     pub(crate) const fn new() -> Self {

@@ -4,61 +4,45 @@
 //! changes while the server runs.
 
 use super::{Ctx, OwnedStr, log_warning, server};
-use redis_module::raw;
 use std::ffi::{CStr, c_char, c_int};
 use std::io;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
-/// A command that we need, or others that do the same. The first one that the server has is used.
+/// A command, or others that do the same. The first one that the server has is used.
+type Names = &'static [&'static CStr];
+
+/// A command that we call by the name which was looked up.
 pub(super) struct Needed {
-    names: &'static [&'static CStr],
+    names: Names,
     chosen: AtomicPtr<c_char>,
 }
 
 impl Needed {
-    const fn new(names: &'static [&'static CStr]) -> Self {
-        let first = match names {
-            [first, ..] => first.as_ptr(),
-            [] => ptr::null(),
-        };
-        Self {
-            names,
-            chosen: AtomicPtr::new(first.cast_mut()),
-        }
+    const fn new(names: Names) -> Self {
+        let chosen = AtomicPtr::new(ptr::null_mut());
+        Self { names, chosen }
     }
 
-    /// The name to call it by. Null if the server has none; the load allows this for messages, and
-    /// for `EXIST` outside of a cluster.
+    /// The name to call it by, once the module is loaded. Null if the server has none; the load
+    /// allows this for messages and `CLIENT`, and for `EXIST` outside of a cluster.
     #[inline]
     pub(super) fn name(&self) -> *const c_char {
         self.chosen.load(Ordering::Relaxed)
     }
-
-    /// Looks the names up. False if the server has none of them.
-    fn choose(&self, ctx: Ctx<'_>) -> bool {
-        let found = self.names.iter().find(|name| is_known(ctx, name));
-        let chosen = found.map_or(ptr::null(), |name| name.as_ptr());
-        self.chosen.store(chosen.cast_mut(), Ordering::Relaxed);
-        found.is_some()
-    }
-
-    /// The names, for a line of the log.
-    fn text(&self) -> String {
-        let names = self.names.iter().map(|name| name.to_string_lossy());
-        names.collect::<Vec<_>>().join(" or ")
-    }
 }
 
 /// Deletes a key. A hardened server often has no `DEL`.
-pub(super) static DELETE: Needed = Needed::new(&[c"DEL", c"UNLINK"]);
+pub(super) static DELETE: Needed = Needed::new(DELETIONS);
+const DELETIONS: Names = &[c"DEL", c"UNLINK"];
 
 /// A write that changes nothing, for any type of key: `… key 0`.
-pub(super) static WRITE_NOTHING: Needed =
-    Needed::new(&[c"SPOP", c"LPOP", c"RPOP", c"ZPOPMIN", c"ZPOPMAX"]);
+pub(super) static WRITE_NOTHING: Needed = Needed::new(WRITES_OF_NOTHING);
+const WRITES_OF_NOTHING: Names = &[c"SPOP", c"LPOP", c"RPOP", c"ZPOPMIN", c"ZPOPMAX"];
 
 /// Counts how many of one or two keys exist.
-pub(super) static EXIST: Needed = Needed::new(&[c"EXISTS", c"TOUCH"]);
+pub(super) static EXIST: Needed = Needed::new(EXISTENCES);
+const EXISTENCES: Names = &[c"EXISTS", c"TOUCH"];
 
 /// Closes a client's connection: `… KILL ID id`.
 pub(super) static CLIENT: Needed = Needed::new(&[c"CLIENT"]);
@@ -72,25 +56,27 @@ pub(crate) fn can_close_clients() -> bool {
 pub(super) static PUBLISH: Needed = Needed::new(&[c"PUBLISH"]);
 pub(super) static SPUBLISH: Needed = Needed::new(&[c"SPUBLISH"]);
 
-/// Without these no lock is safe, and no other command does the same. (`HMSET` does the same as
-/// `HSET`, but a replica that has only one of them would miss the changes that its primary sends
+/// Without one of each no lock is safe, and no other command does the same. (`HMSET` does the same
+/// as `HSET`, but a replica that has only one of them would miss the changes that its primary sends
 /// with the other. For `DELETE` that risk is worth it, since many servers have no `DEL`.) The
 /// server puts `MULTI` and `EXEC` around writes that are replicated together, and `SELECT` before
 /// those of another database.
-const REQUIRED: [&CStr; 8] = [
-    c"HSET",
-    c"HDEL",
-    c"PEXPIREAT",
-    c"SET",
-    c"GET",
-    c"MULTI",
-    c"EXEC",
-    c"SELECT",
+const REQUIRED: [Names; 10] = [
+    DELETIONS,
+    WRITES_OF_NOTHING,
+    &[c"HSET"],
+    &[c"HDEL"],
+    &[c"PEXPIREAT"],
+    &[c"SET"],
+    &[c"GET"],
+    &[c"MULTI"],
+    &[c"EXEC"],
+    &[c"SELECT"],
 ];
 
 /// Required in a cluster: otherwise waiters for a lock in a slot that moved would not be told the
 /// node that serves it.
-const REQUIRED_IN_CLUSTER: &CStr = c"CLUSTER";
+const REQUIRED_IN_CLUSTER: [Names; 2] = [EXISTENCES, &[c"CLUSTER"]];
 
 /// Commands that locks can do without, each with the effect of its absence, for the log.
 const OPTIONAL: [(&CStr, &str); 7] = [
@@ -127,38 +113,36 @@ const OPTIONAL: [(&CStr, &str); 7] = [
 /// Chooses the names of the commands that we call, and logs which optional commands are missing. An
 /// error names the required ones that are missing.
 pub(crate) fn choose_commands(ctx: Ctx<'_>) -> Result<(), String> {
-    let in_cluster = ctx.in_cluster();
-    let chosen = [
-        (&DELETE, true),
-        (&WRITE_NOTHING, true),
-        (&EXIST, in_cluster),
-        (&PUBLISH, false),
-        (&SPUBLISH, false),
-        (&CLIENT, false),
-    ];
-    let mut missing = Vec::new();
-    for (needed, is_required) in chosen {
-        if !needed.choose(ctx) && is_required {
-            missing.push(needed.text());
-        }
-    }
-    let of_cluster = in_cluster.then_some(REQUIRED_IN_CLUSTER);
-    for name in REQUIRED.into_iter().chain(of_cluster) {
-        if !is_known(ctx, name) {
-            missing.push(name.to_string_lossy().into_owned());
-        }
-    }
+    let known = |names: Names| names.iter().find(|name| is_known(ctx, name));
+    let of_cluster = ctx.in_cluster().then_some(REQUIRED_IN_CLUSTER);
+    let required = REQUIRED.into_iter().chain(of_cluster.into_iter().flatten());
+    let missing = required.filter(|names| known(names).is_none());
+    let text = |names: Names| {
+        let names: Vec<_> = names.iter().map(|name| name.to_string_lossy()).collect();
+        names.join(" or ")
+    };
+    let missing: Vec<String> = missing.map(text).collect();
     if !missing.is_empty() {
         return Err(missing.join(", "));
+    }
+    for needed in [
+        &DELETE,
+        &WRITE_NOTHING,
+        &EXIST,
+        &PUBLISH,
+        &SPUBLISH,
+        &CLIENT,
+    ] {
+        let name = known(needed.names).map_or(ptr::null(), |name| name.as_ptr());
+        needed.chosen.store(name.cast_mut(), Ordering::Relaxed);
     }
     for (name, lack) in OPTIONAL {
         if !is_known(ctx, name) {
             let name = name.to_string_lossy();
-            ctx.context()
-                .log_warning(&format!("this server has no {name}: {lack}"));
+            ctx.log_warning(&format!("this server has no {name}: {lack}"));
         }
     }
-    let has_both = [c"DEL", c"UNLINK"].iter().all(|name| is_known(ctx, name));
+    let has_both = DELETIONS.iter().all(|name| is_known(ctx, name));
     DELETIONS_ARE_LOST.store(!has_both, Ordering::Relaxed);
     Ok(())
 }

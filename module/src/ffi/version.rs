@@ -2,49 +2,32 @@
 
 use super::{Ctx, server};
 use redis_module::raw;
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 use std::sync::OnceLock;
 
-/// Flavour and version of the server.
-#[derive(Clone, Copy)]
-struct Version {
-    /// Valkey counts its own versions.
-    valkey: bool,
-    /// `0x00MMmmpp`.
-    number: i32,
+/// Whether it is Valkey, which counts its own versions.
+fn is_valkey() -> bool {
+    static IS_VALKEY: OnceLock<bool> = OnceLock::new();
+    *IS_VALKEY.get_or_init(|| Section::of(c"server").get(c"server_name") == Some(b"valkey"))
 }
 
-impl Version {
-    fn at_hand() -> Self {
-        static AT_HAND: OnceLock<Version> = OnceLock::new();
-        *AT_HAND.get_or_init(|| Self {
-            valkey: Section::of(c"server").get(c"server_name") == Some(b"valkey"),
-            number: server!(RedisModule_GetServerVersion()),
-        })
-    }
-
-    /// Whether the server is at least that Redis, or at least that Valkey. (Redis 7.2 is the last
-    /// version that both have in common.)
-    fn at_least(redis: i32, valkey: i32) -> bool {
-        let Self {
-            valkey: is_valkey,
-            number,
-        } = Self::at_hand();
-        number >= if is_valkey { valkey } else { redis }
-    }
+/// Whether the server is at least that Redis, or at least that Valkey; versions are `0x00MMmmpp`.
+/// (Redis 7.2 is the last version that both have in common.)
+fn at_least(redis: c_int, valkey: c_int) -> bool {
+    server!(RedisModule_GetServerVersion()) >= if is_valkey() { valkey } else { redis }
 }
 
 /// Whether the server parses the commands of a pipeline before it runs them, and remembers which
 /// command each is. If one of ours stands behind a command that blocks, and we are unloaded
 /// meanwhile, the server runs code that does not exist any more: it stops, or does something else.
 pub(crate) fn looks_commands_up_ahead() -> bool {
-    Version::at_least(0x0008_0400, 0x0009_0000)
+    at_least(0x0008_0400, 0x0009_0000)
 }
 
 /// Whether the server can try a module's call without carrying it out.
 pub(super) fn knows_dry_runs() -> bool {
-    Version::at_least(0x0007_0200, 0)
+    at_least(0x0007_0200, 0)
 }
 
 /// Whether the server may have a reason to refuse writes: a snapshot or the append-only file could
@@ -63,15 +46,21 @@ pub(super) fn may_deny_writes() -> bool {
 /// - Valkey 9 moves slots as a whole only if every module declares that it supports this. We store
 ///   plain keys only, and before a write outside of a command we ask which node owns the slot.
 pub(crate) fn set_options(ctx: Ctx<'_>) {
-    let mut options = super::int(raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED);
-    if Version::at_hand().valkey && Version::at_least(0, 0x0009_0000) {
+    let mut options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED.cast_signed();
+    if is_valkey() && at_least(0, 0x0009_0000) {
         options |= VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION;
     }
     server!(RedisModule_SetModuleOptions(ctx.raw, options));
 }
 
+/// Sets the options that were declared, to their defaults or as the configuration says. Without
+/// this the server unloads a module that has options, and so it does if a value is refused.
+pub(crate) fn load_options(ctx: Ctx<'_>) {
+    server!(RedisModule_LoadConfigs(ctx.raw));
+}
+
 /// Not in the crate, which knows only Redis. In Redis the bit does not have this meaning.
-const VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION: i32 = 1 << 5;
+const VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
 
 /// Whether a replica is connected, online or still in its first sync.
 pub(crate) fn has_replicas() -> bool {

@@ -1,14 +1,14 @@
 //! The state that the module keeps between the server's calls.
 
-use crate::ffi::{Handle, OwnedStr, Scan, ServerLocked, Str, Timer};
+use crate::ffi::{Handle, OwnedStr, Publish, Scan, ServerLocked, Str, Timer};
 use rlock_core::guarded::Guarded;
 use rlock_core::{
     Effect, FENCE_FIELD, Grant, LockKey, LockRef, Locks, MODE_FIELD, Mode, NotGuarded, Now,
     PERMITS_MODE, ROOM_KEPT, SessionId, Task, Turn, Value, WaitOutcome, WaiterId,
 };
+use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
 
 static STATE: ServerLocked<State> = ServerLocked::new();
@@ -16,6 +16,15 @@ static STATE: ServerLocked<State> = ServerLocked::new();
 /// Lends the state. The body must not call the server.
 pub(crate) fn with<R>(body: impl FnOnce(&mut State) -> R) -> R {
     STATE.with(body)
+}
+
+/// Changes the state when it is dropped, also after a panic.
+pub(crate) struct Finally(pub(crate) fn(&mut State));
+
+impl Drop for Finally {
+    fn drop(&mut self) {
+        with(self.0);
+    }
 }
 
 /// Forgets everything: the module is being unloaded.
@@ -75,11 +84,9 @@ pub(crate) struct Armed {
 pub(crate) struct Message {
     pub(crate) db: c_int,
     pub(crate) channel: OwnedStr,
-    /// Whether it is [`Words::write_unlocked`], and not [`Words::unlocked`].
+    /// Whether a writer has released the lock.
     pub(crate) is_of_writer: bool,
-    /// By which commands it goes to them.
-    pub(crate) classic: bool,
-    pub(crate) sharded: bool,
+    pub(crate) kinds: &'static [Publish],
 }
 
 /// Strings that are made once and used again.
@@ -90,8 +97,7 @@ pub(crate) struct Words {
     pub(crate) read: OwnedStr,
     pub(crate) write: OwnedStr,
     pub(crate) one: OwnedStr,
-    pub(crate) unlocked: OwnedStr,
-    pub(crate) write_unlocked: OwnedStr,
+    pub(crate) zero: OwnedStr,
     pub(crate) replace: OwnedStr,
     pub(crate) abs_ttl: OwnedStr,
 }
@@ -99,11 +105,7 @@ pub(crate) struct Words {
 impl Words {
     /// The text of an unlock message.
     pub(crate) fn unlock_message(&self, is_of_writer: bool) -> Str<'_> {
-        let text = if is_of_writer {
-            &self.write_unlocked
-        } else {
-            &self.unlocked
-        };
+        let text = if is_of_writer { &self.one } else { &self.zero };
         text.as_str()
     }
 }
@@ -117,8 +119,7 @@ impl Default for Words {
             read: OwnedStr::new(Value::Mode(Mode::Read).text().bytes()),
             write: OwnedStr::new(Value::Mode(Mode::Write).text().bytes()),
             one: OwnedStr::new(b"1"),
-            unlocked: OwnedStr::new(b"0"),
-            write_unlocked: OwnedStr::new(b"1"),
+            zero: OwnedStr::new(b"0"),
             replace: OwnedStr::new(b"REPLACE"),
             abs_ttl: OwnedStr::new(b"ABSTTL"),
         }
@@ -127,30 +128,7 @@ impl Default for Words {
 
 /// Clients by their handles. No client can choose its handle, so the map needs no hash that resists
 /// attacks, which would take longer than the work for the client.
-type BlockedClients = HashMap<Handle, Blocked, BuildHasherDefault<HandleHasher>>;
-
-/// A hash that spreads addresses.
-#[derive(Default)]
-pub(crate) struct HandleHasher(usize);
-
-impl Hasher for HandleHasher {
-    fn finish(&self) -> u64 {
-        // The map uses the last bits and the first ones. In an address the last bits are zeros, so
-        // the product is rotated.
-        let address = u64::try_from(self.0).unwrap_or(u64::MAX);
-        address.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32)
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_usize(self.0.wrapping_mul(256).wrapping_add((*byte).into()));
-        }
-    }
-
-    fn write_usize(&mut self, address: usize) {
-        self.0 = address;
-    }
-}
+type BlockedClients = FxHashMap<Handle, Blocked>;
 
 /// A client that the server keeps blocked for us.
 pub(crate) enum Blocked {
@@ -190,9 +168,6 @@ pub(crate) struct Granted {
     pub(crate) confirmed: bool,
 }
 
-/// Clients by the name of a lock.
-type ByLock = HashMap<Rc<[u8]>, Vec<Handle>>;
-
 impl Granted {
     fn names(&self) -> impl Iterator<Item = &Rc<[u8]>> {
         let several = self.grant.several.as_deref();
@@ -201,6 +176,8 @@ impl Granted {
         one.into_iter().chain(several.map(|(lock, _)| &lock.name))
     }
 }
+
+type OwnerAndName = (Rc<[u8]>, Rc<[u8]>);
 
 /// The clients with an undelivered grant.
 #[derive(Default)]
@@ -212,7 +189,7 @@ pub(crate) struct Undelivered {
     /// The first `indexed` clients, by owner and name of the lock: one owner may have thousands of
     /// undelivered grants, and confirm each. Built when a confirmation asks, which is rare, so that
     /// a hand-over does not pay for it.
-    by_owner: HashMap<Rc<[u8]>, ByLock>,
+    by_owner: HashMap<OwnerAndName, Vec<Handle>>,
     indexed: usize,
 }
 
@@ -233,17 +210,15 @@ impl Undelivered {
     fn of(&mut self, owner: &[u8], name: &[u8], blocked: &BlockedClients) -> &[Handle] {
         for client in self.clients.iter().skip(self.indexed) {
             if let Some(Blocked::Granted(granted)) = blocked.get(client) {
-                let of_owner = self.by_owner.entry(Rc::clone(&granted.owner));
-                let of_owner = of_owner.or_default();
                 for name in granted.names() {
-                    of_owner.entry(Rc::clone(name)).or_default().push(*client);
+                    let granted = (Rc::clone(&granted.owner), Rc::clone(name));
+                    self.by_owner.entry(granted).or_default().push(*client);
                 }
             }
         }
         self.indexed = self.clients.len();
-        let of_owner = self.by_owner.get(owner);
-        let of_lock = of_owner.and_then(|of_owner| of_owner.get(name));
-        of_lock.map_or(&[], Vec::as_slice)
+        let granted = self.by_owner.get(&(owner.into(), name.into()));
+        granted.map_or(&[], Vec::as_slice)
     }
 }
 
@@ -298,10 +273,8 @@ impl State {
     /// Takes a client's wait out of its record, when its block ends. A grant counts as undelivered
     /// no longer.
     pub(crate) fn told(&mut self, client: Handle) -> Option<Blocked> {
-        let told = self
-            .blocked
-            .get_mut(&client)
-            .map(|told| std::mem::replace(told, Blocked::Gone));
+        let told = self.blocked.get_mut(&client);
+        let told = told.map(|told| std::mem::replace(told, Blocked::Gone));
         if let Some(Blocked::Granted(_)) = told {
             self.undelivered.delivered();
         }

@@ -1,5 +1,6 @@
 //! Finds the node that serves a key, if this node does not.
 
+use crate::ffi::value::{elements, text};
 use crate::ffi::{self, Ctx, ServerLocked};
 use crate::memory::state;
 use redis_module::RedisValue;
@@ -71,13 +72,15 @@ impl Owners {
     /// one owns the slots.)
     fn ask(ctx: Ctx<'_>) -> Option<Self> {
         let addresses = addresses(&ask(ctx, &[b"SHARDS"])?);
-        let nodes = text(&ask(ctx, &[b"NODES"])?)?;
+        let nodes = ask(ctx, &[b"NODES"])?;
         let owner = |node| {
             let (id, slots) = slots_of(node);
             let addresses = addresses.get(id)?.clone();
             Some(slots.map(move |slots| (slots, addresses.clone())))
         };
-        Some(Self(nodes.lines().filter_map(owner).flatten().collect()))
+        Some(Self(
+            text(&nodes)?.lines().filter_map(owner).flatten().collect(),
+        ))
     }
 
     fn of(&self, slot: u16) -> Option<Addresses> {
@@ -102,8 +105,10 @@ fn range(slots: &str) -> Option<RangeInclusive<u16>> {
 
 /// The nodes of `CLUSTER SHARDS` by their ids.
 fn addresses(shards: &RedisValue) -> HashMap<String, Addresses> {
-    let nodes = elements(shards).filter_map(|shard| field(shard, "nodes"));
-    let node = |node| Some((text(field(node, "id")?)?, addresses_of(node)?));
+    let nodes = elements(shards)
+        .iter()
+        .filter_map(|shard| field(shard, "nodes"));
+    let node = |node| Some((text(field(node, "id")?)?.to_owned(), addresses_of(node)?));
     nodes.flat_map(elements).filter_map(node).collect()
 }
 
@@ -118,37 +123,18 @@ fn addresses_of(node: &RedisValue) -> Option<Addresses> {
     })
 }
 
-fn elements(value: &RedisValue) -> impl Iterator<Item = &RedisValue> {
-    let elements = match value {
-        RedisValue::Array(elements) => elements.as_slice(),
-        _ => &[],
-    };
-    elements.iter()
-}
-
 /// The value of a field of a map, which has the form of an array of names and values in turn.
 fn field<'v>(map: &'v RedisValue, name: &str) -> Option<&'v RedisValue> {
-    let mut elements = elements(map);
-    while let (Some(key), Some(value)) = (elements.next(), elements.next()) {
-        if text(key).is_some_and(|key| key == name) {
-            return Some(value);
-        }
-    }
-    None
+    let mut pairs = elements(map).chunks_exact(2);
+    pairs.find_map(|pair| match pair {
+        [key, value] if text(key) == Some(name) => Some(value),
+        _ => None,
+    })
 }
 
 fn integer(value: &RedisValue) -> Option<i64> {
     match value {
         RedisValue::Integer(number) => Some(*number),
-        _ => None,
-    }
-}
-
-fn text(value: &RedisValue) -> Option<String> {
-    match value {
-        RedisValue::SimpleString(text) | RedisValue::BulkString(text) => Some(text.clone()),
-        RedisValue::BulkRedisString(text) => Some(text.to_string_lossy()),
-        RedisValue::StringBuffer(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
         _ => None,
     }
 }

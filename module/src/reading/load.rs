@@ -2,7 +2,6 @@
 
 use crate::ffi::{Key, KeyType, OwnedStr, Str};
 use crate::reading::open_lock::{OpenLock, count_true, go_on_if};
-use crate::reading::permits::Question;
 use crate::reading::read_write::{ReadWriteHash, is_readers};
 use rlock_core::{
     Count, FENCE_FIELD, Hash, HeldBy, Known, MODE_FIELD, Mode, NEVER, Now, PermitsHold,
@@ -29,7 +28,7 @@ impl OpenLock<'_> {
         match stored {
             // A task about permits needs the limit also if nobody holds permits.
             Stored::Free | Stored::NoHolder if task.is_about_permits() => {
-                self.load_no_permits(task.into(), now)
+                self.load_no_permits(task.asked, now)
             }
             _ => stored,
         }
@@ -58,18 +57,14 @@ impl OpenLock<'_> {
         // A plain lock that only this owner holds has no other fields, and no `mode`.
         if others && let Some(mode) = self.mode() {
             if is_permits_mode(mode.as_str().bytes()) {
-                let question = task.map_or_else(Question::default, Question::from);
-                return self.load_permits(owner, own.as_ref(), look, question, now);
+                let asked = task.and_then(|task| task.asked);
+                let is_asked = task.is_some_and(Task::is_about_permits);
+                return self.load_permits(owner, own.as_ref(), look, asked, is_asked, now);
             }
             let count = own.map(|count| Count::from_field(count.as_str().bytes()));
             let known = known.saturating_add(1);
             let hash = ReadWriteHash::new(self, &mode);
-            let others = self.key.len() > known;
-            let hash = match task {
-                Some(task) if !task.needs_readers_ends(count, others) => hash.without_ends(),
-                _ => hash,
-            };
-            return hash.load(owner.bytes(), count, known, look);
+            return hash.load(owner.bytes(), count, known, look, task);
         }
         // Where fields can have a TTL of their own, expired fields are counted until the server
         // removes them. So their number does not prove that another field is alive.
@@ -95,7 +90,7 @@ impl OpenLock<'_> {
     fn own_and_fence(&self, owner: Str<'_>, task: Option<&Task>) -> [Option<OwnedStr>; 2] {
         let fence = self.words.fence.as_str();
         if !task.is_some_and(Task::is_newcomers) {
-            return self.key.hash_get([owner, fence]);
+            return self.key.hash_get(owner, Some(fence));
         }
         let own = self.key.hash_get_one(owner);
         let counts = own.is_some() || self.key.len() == 1;
@@ -188,15 +183,14 @@ impl OpenLock<'_> {
 
     /// The state of permits for this request, by an owner that holds none.
     fn load_asked(&self, asked: PermitsRequest, now: Now) -> Stored {
-        let question = Question::from(asked);
         let loaded = if self.is_of_permits() {
             let nobody = self.words.mode.as_str();
-            self.load_permits(nobody, None, ReadDepth::Whole, question, now)
+            self.load_permits(nobody, None, ReadDepth::Whole, Some(asked), true, now)
         } else {
             self.load_for_holder(now).0
         };
         if loaded.is_free() {
-            return self.load_no_permits(question, now);
+            return self.load_no_permits(Some(asked), now);
         }
         loaded
     }
@@ -252,7 +246,6 @@ impl OpenLock<'_> {
             }
             go_on_if(owners.len() < max)
         });
-        owners.truncate(max);
         owners
     }
 }

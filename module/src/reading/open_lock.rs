@@ -88,26 +88,29 @@ impl<'a> OpenLock<'a> {
 /// Opens a key. If that made a key expire, a module that listens may have written this key, and the
 /// handle does not show it. So the key is opened once more.
 fn open_as_it_is<'a>(ctx: Ctx<'a>, name: Str<'a>, access: Access) -> (Key<'a>, u64) {
-    let open = || match access {
+    read_anew(|| match access {
         Access::Read => Key::open_to_read(ctx, name),
         Access::Write => Key::open_to_write(ctx, name),
-    };
-    let (mut before, mut key) = (ffi::keys_expired(), open());
-    for _ in 0..READ_ANEW_MAX {
-        let after = ffi::keys_expired();
-        if after == before {
-            break;
+    })
+}
+
+/// Opens keys, or reads them, until no key expires meanwhile. Returns also how many keys had
+/// expired by then. Handles of a former try are closed before the next one.
+pub(crate) fn read_anew<R>(read: impl Fn() -> R) -> (R, u64) {
+    let mut left = READ_ANEW_MAX;
+    loop {
+        let expired = ffi::keys_expired();
+        let found = read();
+        left = left.saturating_sub(1);
+        if ffi::keys_expired() == expired || left == 0 {
+            return (found, expired);
         }
-        before = after;
-        drop(key);
-        key = open();
     }
-    (key, before)
 }
 
 /// How often a key is opened and read again. Without this bound, a module that writes an expired
 /// key whenever a key expires would keep the server here forever.
-pub(crate) const READ_ANEW_MAX: usize = 1000;
+const READ_ANEW_MAX: usize = 1000;
 
 pub(crate) fn count_true(of: &[bool]) -> usize {
     of.iter().filter(|is| **is).count()

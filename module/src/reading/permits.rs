@@ -8,60 +8,34 @@ use rlock_core::{
 };
 use std::ops::ControlFlow;
 
-/// The part of a task that is about permits.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Question {
-    /// The permits that a caller asks for or a waiter waits for.
-    asked: Option<PermitsRequest>,
-    /// Whether the limit counts, also if nobody holds permits.
-    is_about_permits: bool,
-}
-
 /// No limit is longer than this, in decimal digits.
 const LIMIT_LEN_MAX: usize = 20;
-
-impl From<&Task> for Question {
-    fn from(task: &Task) -> Self {
-        Self {
-            asked: task.asked,
-            is_about_permits: task.is_about_permits(),
-        }
-    }
-}
-
-impl From<PermitsRequest> for Question {
-    fn from(asked: PermitsRequest) -> Self {
-        Self {
-            asked: Some(asked),
-            is_about_permits: true,
-        }
-    }
-}
 
 /// An owner's field, and its hold if the value is a valid one.
 pub(crate) type HolderField = (Box<[u8]>, Option<PermitsHold>);
 
 impl OpenLock<'_> {
     /// The stored state where nobody holds permits, or the hash does not exist.
-    pub(crate) fn load_no_permits(&self, question: Question, now: Now) -> Stored {
+    pub(crate) fn load_no_permits(&self, asked: Option<PermitsRequest>, now: Now) -> Stored {
         let limit = self.limit_value();
-        let reading = PermitsReading::new(&[], question.asked, limit.as_deref(), now);
+        let reading = PermitsReading::new(&[], asked, limit.as_deref(), now);
         let is_there = self.key.key_type() != KeyType::Missing;
         reading.found(None).with_hash(is_there).stored(true)
     }
 
-    /// The hash of permits, as this owner sees it. `own` is the value of its field.
+    /// The hash of permits, as this owner sees it. `own` is the value of its field. The limit is
+    /// read only where permits are asked for or waited for.
     pub(crate) fn load_permits(
         &self,
         owner: Str<'_>,
         own: Option<&OwnedStr>,
         depth: ReadDepth,
-        question: Question,
+        asked: Option<PermitsRequest>,
+        is_about_permits: bool,
         now: Now,
     ) -> Stored {
-        let is_about_permits = question.is_about_permits;
         let limit = is_about_permits.then(|| self.limit_value()).flatten();
-        let reading = PermitsReading::new(owner.bytes(), question.asked, limit.as_deref(), now);
+        let reading = PermitsReading::new(owner.bytes(), asked, limit.as_deref(), now);
         let (hash, _) = self.read_permits(reading, owner, own, depth);
         hash.stored(is_about_permits)
     }

@@ -7,7 +7,7 @@ use crate::ffi::{Ctx, Key, KeyType, OwnedStr};
 use crate::reading::open_lock::{OpenLock, count_true, go_on_if};
 use rlock_core::{
     Count, FENCE_FIELD, HeldBy, Known, MODE_FIELD, Mode, NEVER, ReadDepth, ReadHold, ReadWrite,
-    Stored, Text, Token, WRITER_SUFFIX, WriteHold, names,
+    Stored, Task, Text, Token, WRITER_SUFFIX, WriteHold, names,
 };
 use std::cell::{Cell, OnceCell};
 use std::ops::ControlFlow;
@@ -78,34 +78,37 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         }
     }
 
-    /// The same, for a task that needs neither the key's expiry nor the ends of the readers'
-    /// leases, as long as readers hold the lock: each is a look-up of its own in the server.
-    pub(crate) fn without_ends(mut self) -> Self {
-        self.wants_ends = self.mode != ModeField::Read;
-        self
-    }
-
     fn ends_at(&self) -> Option<i64> {
         let ask = || self.wants_ends.then(|| self.lock.key.expires_at());
         *self.ends_at.get_or_init(|| ask().flatten())
     }
 
     /// The stored state, as this owner sees it. `count` is the value of its field, `known` the
-    /// number of fields that were looked up.
+    /// number of fields that were looked up. Without a task, all of it is read.
     pub(crate) fn load(
-        &self,
+        mut self,
         owner: &[u8],
         count: Option<Count>,
         known: usize,
         look: ReadDepth,
+        task: Option<&Task>,
     ) -> Stored {
         let key = &self.lock.key;
         // If all fields are known, none of them is a writer's.
         let own_field = (key.len() > known).then(|| writer_field(owner));
         let own_write = own_field
             .as_ref()
-            .and_then(|field| key.hash_get_one(field.as_str()));
+            .and_then(|field| key.hash_get_one(field.as_str()))
+            .map(|value| WriteHold::from_field(value.as_str().bytes()));
         let known = known.saturating_add(count_true(&[own_write.is_some()]));
+        // The key's expiry and the ends of leases are look-ups of their own in the server.
+        let only_hold = match (self.mode, count, own_write) {
+            (ModeField::Read, own, None) => own,
+            (ModeField::Write, None, own) => own.map(|own| own.count),
+            _ => None,
+        };
+        self.wants_ends =
+            task.is_none_or(|task| task.needs_readers_ends(only_hold, key.len() > known));
         // Only a caller that may write needs the token of its hold.
         let token = self.lock.key.is_writable();
         let own_read =
@@ -128,7 +131,6 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
         if own_read.is_none() && own_write.is_none() && !others.write && others.read.is_none() {
             return Stored::NoHolder;
         }
-        let own_write = own_write.map(|value| WriteHold::from_field(value.as_str().bytes()));
         let says_read = self.mode == ModeField::Read;
         Stored::ReadWrite(ReadWrite {
             others_write: others.write || !(says_read || own_write.is_some()),

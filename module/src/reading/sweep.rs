@@ -5,19 +5,22 @@ use crate::memory::state;
 use crate::reading::open_lock::{OpenLock, go_on_if};
 use crate::reading::read_write::{ReadWriteHash, has_looks};
 use rlock_core::{LockKey, Now, PermitsHold, is_permits_mode};
+use std::rc::Rc;
 
 /// How many fields one part of a sweep looks at, each reader by its timeout keys.
 const SWEPT_AT_ONCE: usize = 1000;
 
 /// Such fields in the next part of this lock's hash. True if the hash has more parts.
-pub(crate) fn next_part(lock: &OpenLock<'_>, key: &LockKey, now: Now) -> (Vec<Box<[u8]>>, bool) {
+pub(crate) fn next_part(lock: &OpenLock<'_>, now: Now) -> (Vec<Box<[u8]>>, bool) {
+    let (db, name) = (lock.ctx.db(), Rc::from(lock.name.bytes()));
+    let key = LockKey { db, name };
     let last = state::with(|state| state.sweep.take());
-    let last = last.filter(|(swept, _)| swept == key);
+    let last = last.filter(|(swept, _)| *swept == key);
     let scan = last.map_or_else(Scan::begin, |(_, scan)| scan);
     let mut over = Vec::new();
     let more = walk(lock, &scan, now, &mut over);
     if more {
-        state::with(|state| state.sweep = Some((key.clone(), scan)));
+        state::with(|state| state.sweep = Some((key, scan)));
     }
     if !lock.is_up_to_date() {
         // A key expired during the walk. The walk cannot be repeated, so its results are checked

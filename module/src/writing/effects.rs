@@ -2,7 +2,7 @@
 
 use crate::config::{REPLICATE, ReplicateMode};
 use crate::ffi::{self, Ctx, EventClass, Key, KeyType, OwnedStr, Str};
-use crate::memory::state::{self, Blocked, Granted};
+use crate::memory::state::{self, Blocked, Finally, Granted};
 use crate::reading::open_lock::OpenLock;
 use crate::reading::read_write::timeout_key;
 use crate::writing::fields::{self, Pair, Word};
@@ -86,18 +86,17 @@ fn keep_list(mut effects: Vec<Effect>) {
 fn tell_written(ctx: Ctx<'_>, lock: &mut OpenLock<'_>, write: &Write) {
     let (class, event) = match write {
         Write::Set(..) | Write::SetPermits(..) | Write::SetWriter(..) => {
+            lock.is_deleted = false;
             (EventClass::Hash, c"hset")
         }
         Write::Remove(_) => (EventClass::Hash, c"hdel"),
         Write::ExpireAt(_) => (EventClass::Generic, c"expire"),
-        Write::Delete => (EventClass::Generic, c"del"),
+        Write::Delete => {
+            lock.is_deleted = true;
+            (EventClass::Generic, c"del")
+        }
         _ => return,
     };
-    match write {
-        Write::Set(..) | Write::SetPermits(..) | Write::SetWriter(..) => lock.is_deleted = false,
-        Write::Delete => lock.is_deleted = true,
-        _ => {}
-    }
     notify(ctx, class, event, lock.name);
 }
 
@@ -105,26 +104,11 @@ fn tell_written(ctx: Ctx<'_>, lock: &mut OpenLock<'_>, write: &Write) {
 /// come back to us as another client's change. This holds for this one event only: another module
 /// that hears it may change the key in turn.
 fn notify(ctx: Ctx<'_>, class: EventClass, event: &CStr, key: Str<'_>) {
-    let _own = OwnEvent::begin(class, key);
+    // We do not listen to events of the other classes.
+    let may_hear = class == EventClass::Generic && state::with(|state| state.begin_own_event(key));
     ctx.notify(class, event, key);
-}
-
-/// While this lives, the next event of this key is our own.
-struct OwnEvent(bool);
-
-impl OwnEvent {
-    fn begin(class: EventClass, key: Str<'_>) -> Self {
-        // We do not listen to events of the other classes.
-        let may_hear = class == EventClass::Generic;
-        Self(may_hear && state::with(|state| state.begin_own_event(key)))
-    }
-}
-
-impl Drop for OwnEvent {
-    fn drop(&mut self) {
-        if self.0 {
-            state::with(|state| state.own_event = None);
-        }
+    if may_hear {
+        state::with(|state| state.own_event = None);
     }
 }
 
@@ -216,7 +200,7 @@ const EVENTS_OF_DEL: &[(EventClass, &CStr)] = &[(EventClass::Generic, c"del")];
 
 /// Writes into the locks' own keys and to replicas. True if there are other writes, to side keys.
 fn write_own_keys(locks: &mut [OpenLock<'_>], caller: Str<'_>, effects: &[Effect]) -> bool {
-    let restores = REPLICATE.now() == ReplicateMode::restore;
+    let restores = REPLICATE.with(|mode| *mode == ReplicateMode::restore);
     let all = effects.iter().filter_map(|effect| match effect {
         Effect::Write { lock, write } => Some((*lock, write)),
         _ => None,
@@ -249,8 +233,7 @@ fn write_own_key(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) {
     let (ctx, name) = (lock.ctx, lock.name);
     match write {
         Write::Remove(field) => {
-            let words = Rc::clone(&lock.words);
-            let field = Word::of_field(field, caller, &words);
+            let field = Word::of_field(field, caller, &lock.words);
             lock.key.hash_delete(field.as_str());
             ctx.replicate_hdel(name, field.as_str());
         }
@@ -263,9 +246,8 @@ fn write_own_key(lock: &mut OpenLock<'_>, caller: Str<'_>, write: &Write) {
             ctx.replicate_del(name);
         }
         _ => {
-            let words = Rc::clone(&lock.words);
-            if let Some(fields) = fields::of_write(write, caller, &words) {
-                set(lock, &fields);
+            if let Some(fields) = fields::of_write(write, caller, &lock.words) {
+                set(ctx, name, &mut lock.key, &fields);
             }
         }
     }
@@ -278,7 +260,11 @@ fn write_side_keys(
     effects: &[Effect],
     side_keys: &mut SideKeys,
 ) {
-    let _unfinished = Unfinished::begin();
+    // Now readers have fields whose timeout keys are not written yet: they would be taken for
+    // readers whose leases are over. So a command that another module sends in between is not
+    // decided.
+    state::with(|state| state.is_unfinished = true);
+    let _finished = Finally(|state| state.is_unfinished = false);
     for effect in effects {
         if let Effect::Write { lock, write } = effect
             && let Some(lock) = locks.get(*lock)
@@ -300,18 +286,16 @@ fn write_side_key(
     let mut open = Key::open_to_write(ctx, key);
     match write {
         Write::SetTimeout(_, value, at) => {
-            let words = Rc::clone(&lock.words);
-            let value = Word::of_value(*value, &words);
+            let value = Word::of_value(*value, &lock.words);
             open.set_string(value.as_str());
             open.set_expires_at(*at);
-            ctx.replicate_set(key, value.as_str(), Text::number(*at).bytes());
+            ctx.replicate_set(key, value.as_str(), Some(Text::number(*at).bytes()));
             Some(EVENTS_OF_SET)
         }
         Write::SetLimit(value) => {
-            let words = Rc::clone(&lock.words);
-            let value = Word::of_value(*value, &words);
+            let value = Word::of_value(*value, &lock.words);
             open.set_string(value.as_str());
-            ctx.replicate_set_forever(key, value.as_str());
+            ctx.replicate_set(key, value.as_str(), None);
             Some(EVENTS_OF_LIMIT)
         }
         _ if open.key_type() != KeyType::Missing => {
@@ -320,24 +304,6 @@ fn write_side_key(
             Some(EVENTS_OF_DEL)
         }
         _ => None,
-    }
-}
-
-/// While this lives, readers have fields whose timeout keys are not written yet: they would be
-/// taken for readers whose leases are over. So a command that another module sends in between is
-/// not decided.
-struct Unfinished;
-
-impl Unfinished {
-    fn begin() -> Self {
-        state::with(|state| state.is_unfinished = true);
-        Self
-    }
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        state::with(|state| state.is_unfinished = false);
     }
 }
 
@@ -355,22 +321,18 @@ fn side_key(lock: &OpenLock<'_>, write: &Write, caller: Str<'_>) -> Option<Owned
 }
 
 /// Sets one or two fields of the lock's hash.
-fn set(lock: &mut OpenLock<'_>, (first, second): &(Pair<'_>, Option<Pair<'_>>)) {
-    let (ctx, name) = (lock.ctx, lock.name);
+fn set(
+    ctx: Ctx<'_>,
+    name: Str<'_>,
+    key: &mut Key<'_>,
+    (first, second): &(Pair<'_>, Option<Pair<'_>>),
+) {
     // If replicas did not hear that the former hash has expired, they still have it, and its
     // fields would become part of the new one.
-    if ffi::deletions_are_lost() && lock.key.key_type() == KeyType::Missing {
+    if ffi::deletions_are_lost() && key.key_type() == KeyType::Missing {
         ctx.replicate_del(name);
     }
-    let first = first.as_field();
-    match second.as_ref().map(Pair::as_field) {
-        None => {
-            lock.key.hash_set(first);
-            ctx.replicate_hset(name, first);
-        }
-        Some(second) => {
-            lock.key.hash_set_both(first, second);
-            ctx.replicate_hset_both(name, first, second);
-        }
-    }
+    let (first, second) = (first.as_field(), second.as_ref().map(Pair::as_field));
+    key.hash_set(first, second);
+    ctx.replicate_hset(name, first, second);
 }

@@ -6,7 +6,6 @@ use crate::reading::open_lock::OpenLock;
 use crate::writing::{fields, restore};
 use rlock_core::{Text, Write};
 use std::ops::ControlFlow;
-use std::rc::Rc;
 
 /// A hash that one decision makes. The decision deletes the former hash, if it exists, and sets two
 /// fields and the end of the lease.
@@ -54,15 +53,15 @@ impl<'e> NewHash<'e> {
 
     /// Writes it into the keyspace and to replicas.
     pub(crate) fn write(self, lock: &mut OpenLock<'_>, caller: Str<'_>) {
-        let (ctx, name, words) = (lock.ctx, lock.name, Rc::clone(&lock.words));
+        let (ctx, name, words) = (lock.ctx, lock.name, &lock.words);
         if self.replaces {
             lock.key.delete();
         }
-        let Some((one, Some(other))) = fields::of_write(self.fields, caller, &words) else {
+        let Some((one, Some(other))) = fields::of_write(self.fields, caller, words) else {
             return;
         };
         let (one, other) = (one.as_field(), other.as_field());
-        lock.key.hash_set_both(one, other);
+        lock.key.hash_set(one, Some(other));
         lock.key.set_expires_at(self.ends_at);
         let end = Text::number(self.ends_at);
         // A module that listens to new keys may have written other fields.
@@ -83,11 +82,11 @@ impl<'e> NewHash<'e> {
             // Replicas got those fields before this deletion, so they are told of all fields again.
             lock.key.each_field(|field, value| {
                 let (field, value) = (OwnedStr::new(field), OwnedStr::new(value));
-                ctx.replicate_hset(name, (field.as_str(), value.as_str()));
+                ctx.replicate_hset(name, (field.as_str(), value.as_str()), None);
                 ControlFlow::Continue(())
             });
         } else {
-            ctx.replicate_hset_both(name, one, other);
+            ctx.replicate_hset(name, one, Some(other));
         }
         ctx.replicate_pexpireat(name, end.bytes());
     }

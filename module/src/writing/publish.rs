@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::config::{PUBLISH, PublishMode, WAKE_FAIR_QUEUE};
-use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr};
+use crate::ffi::{self, Ctx, Key, KeyType, OwnedStr, Publish};
 use crate::memory::state::{self, Message, Words};
 use rlock_core::{Mode, names};
 use std::rc::Rc;
@@ -11,7 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Publishes that a lock was released, for waiters of the mode in which it was held. If it is free
 /// now, this also wakes the first in the queue of Redisson's fair lock.
 pub(crate) fn unlocked(ctx: Ctx<'_>, name: &[u8], held_as: Mode, is_free: bool, words: &Words) {
-    let Some(to) = Channels::new(ctx) else { return };
+    let kinds = kinds(ctx);
+    if kinds.is_empty() {
+        return;
+    }
     let name = names::tagged(name);
     let (channel, is_of_writer) = match held_as {
         Mode::Plain => (name.lock_channel(), false),
@@ -21,14 +24,14 @@ pub(crate) fn unlocked(ctx: Ctx<'_>, name: &[u8], held_as: Mode, is_free: bool, 
         // Only our own clients use permits.
         Mode::Permits => return,
     };
-    to.publish(ctx, OwnedStr::concat(&channel), is_of_writer, words);
+    publish(ctx, kinds, OwnedStr::concat(&channel), is_of_writer, words);
     if held_as == Mode::Plain
         && is_free
         && WAKE_FAIR_QUEUE.load(Ordering::Relaxed)
         && let Some(first) = first_of_fair_queue(ctx, name)
     {
         let channel = name.fair_channel(first.as_str().bytes());
-        to.publish(ctx, OwnedStr::new(&channel), false, words);
+        publish(ctx, kinds, OwnedStr::new(&channel), false, words);
     }
 }
 
@@ -101,11 +104,8 @@ pub(crate) fn tell_replicas(ctx: Ctx<'_>) {
     for message in messages.drain(..) {
         let text = words.unlock_message(message.is_of_writer);
         ctx.select_db(message.db);
-        if message.classic {
-            ctx.replicate_publish(message.channel.as_str(), text);
-        }
-        if message.sharded {
-            ctx.replicate_spublish(message.channel.as_str(), text);
+        for kind in message.kinds {
+            ctx.replicate_message(*kind, message.channel.as_str(), text);
         }
     }
     if messages.capacity() <= MESSAGES_KEPT {
@@ -116,47 +116,35 @@ pub(crate) fn tell_replicas(ctx: Ctx<'_>) {
 /// An emptied list is used for the next turn, unless it grew beyond this.
 const MESSAGES_KEPT: usize = 64;
 
-/// The channels to which messages go.
-struct Channels {
-    classic: bool,
-    sharded: bool,
+/// The kinds of messages that are published.
+fn kinds(ctx: Ctx<'_>) -> &'static [Publish] {
+    match PUBLISH.with(|mode| mode.clone()) {
+        PublishMode::auto if !ctx.in_cluster() => &[Publish::Classic],
+        PublishMode::classic => &[Publish::Classic],
+        PublishMode::sharded => &[Publish::Sharded],
+        PublishMode::auto | PublishMode::both => &[Publish::Classic, Publish::Sharded],
+        PublishMode::off => &[],
+    }
 }
 
-impl Channels {
-    /// None if no messages are published.
-    fn new(ctx: Ctx<'_>) -> Option<Self> {
-        let mode = PUBLISH.now();
-        if mode == PublishMode::off {
-            return None;
-        }
-        let (classic, sharded) = match mode {
-            PublishMode::auto => (true, ctx.in_cluster()),
-            PublishMode::classic => (true, false),
-            PublishMode::sharded => (false, true),
-            PublishMode::both => (true, true),
-            PublishMode::off => (false, false),
-        };
-        Some(Self { classic, sharded })
+fn publish(
+    ctx: Ctx<'_>,
+    kinds: &'static [Publish],
+    channel: OwnedStr,
+    is_of_writer: bool,
+    words: &Words,
+) {
+    for kind in kinds {
+        ctx.publish(*kind, channel.as_str(), words.unlock_message(is_of_writer));
     }
-
-    fn publish(&self, ctx: Ctx<'_>, channel: OwnedStr, is_of_writer: bool, words: &Words) {
-        let Self { classic, sharded } = *self;
-        let text = words.unlock_message(is_of_writer);
-        if classic {
-            ctx.publish(channel.as_str(), text);
-        }
-        if sharded {
-            ctx.publish_sharded(channel.as_str(), text);
-        }
-        if has_replicas() {
-            let message = Message {
-                db: ctx.db(),
-                channel,
-                is_of_writer,
-                classic,
-                sharded,
-            };
-            state::with(|state| state.messages.push(message));
-        }
+    if has_replicas() {
+        let db = ctx.db();
+        let message = Message {
+            db,
+            channel,
+            is_of_writer,
+            kinds,
+        };
+        state::with(|state| state.messages.push(message));
     }
 }

@@ -1,7 +1,7 @@
 //! Replies in the server's protocol. Maps are maps in RESP3 and flat arrays in RESP2: the server
 //! converts them.
 
-use crate::ffi::Ctx;
+use crate::ffi::{self, Ctx};
 use rlock_core::{
     CommandError, Event, EventKind, HoldView, Joined, LogView, LostReason, Mode, QueueView,
     SessionView, Token, Told, WaitOutcome, WaiterView,
@@ -158,128 +158,102 @@ fn number(value: impl TryInto<i64>) -> i64 {
     value.try_into().unwrap_or(i64::MAX)
 }
 
+/// The report of RLOCK.INFO about a holder of a lock.
+#[derive(Clone)]
+pub(crate) struct HolderReport {
+    /// None for a lock that has no holder, or no single one.
+    pub(crate) owner: Option<Box<[u8]>>,
+    pub(crate) mode: Mode,
+    /// The hold count, or the number of permits; none if the owner's field has no valid one.
+    pub(crate) count: Option<i64>,
+    pub(crate) token: Option<Token>,
+    pub(crate) ttl_ms: Option<i64>,
+    /// The facts about the hold that are not in its key.
+    pub(crate) hold: Option<HoldView>,
+}
+
+impl HolderReport {
+    /// The report of no hold.
+    pub(crate) fn nobody(mode: Mode) -> Self {
+        Self {
+            owner: None,
+            mode,
+            count: Some(0),
+            token: None,
+            ttl_ms: Some(0),
+            hold: None,
+        }
+    }
+}
+
 /// The report of RLOCK.INFO about a lock.
 pub(crate) struct LockReport {
-    pub(crate) owner: Option<Box<[u8]>>,
-    /// None if the owner's field has no valid count.
-    pub(crate) count: Option<i64>,
-    pub(crate) token: Option<i64>,
-    pub(crate) ttl_ms: i64,
-    /// The facts about the hold that are not in its key; none for a free lock.
-    pub(crate) hold: Option<HoldView>,
+    /// The limit of permits, and how many all holders have.
+    pub(crate) limit: Option<i64>,
+    pub(crate) permits: i64,
+    /// The only holder, or the writer, and the rest of the lock's lease.
+    pub(crate) lock: HolderReport,
+    /// The holders of a lock that may have several.
+    pub(crate) holders: Vec<HolderReport>,
     pub(crate) queue: Vec<WaiterView>,
 }
 
-/// A holder of a read-write lock.
-pub(crate) struct HolderReport {
-    pub(crate) owner: Box<[u8]>,
-    pub(crate) mode: Mode,
-    pub(crate) count: Option<i64>,
-    pub(crate) token: Option<i64>,
-    pub(crate) ttl_ms: i64,
-    pub(crate) hold: HoldView,
-}
-
-/// A holder of permits, or a field that is no valid hold.
-pub(crate) struct PermitsReport {
-    pub(crate) owner: Box<[u8]>,
-    pub(crate) permits: Option<i64>,
-    pub(crate) token: Option<i64>,
-    pub(crate) ttl_ms: Option<i64>,
-    pub(crate) hold: HoldView,
-}
-
-/// The map of RLOCK.INFO for a plain lock.
+/// The map of RLOCK.INFO.
 pub(crate) fn lock_report(ctx: Ctx<'_>, report: &LockReport) {
-    let map = Map::new(ctx, 9);
-    held(map, report);
-    queue(map, &report.queue, Queue::Plain);
-}
-
-/// The same for a read-write lock.
-pub(crate) fn read_write_report(
-    ctx: Ctx<'_>,
-    report: &LockReport,
-    mode: Mode,
-    holders: &[HolderReport],
-) {
-    let map = Map::new(ctx, 11);
-    map.bytes(b"mode", name_of(mode));
-    held(map, report);
-    map.array(b"holders", holders.len());
-    for holder in holders {
-        let map = Map::new(ctx, 8);
-        map.bytes(b"owner", &holder.owner);
-        map.bytes(b"mode", name_of(holder.mode));
-        map.number_or_null(b"count", holder.count);
-        map.number_or_null(b"token", holder.token);
-        map.number(b"ttl-ms", holder.ttl_ms);
-        hold(map, Some(&holder.hold));
+    let mode = report.lock.mode;
+    let (len, holders_len) = match mode {
+        Mode::Plain => (9, 0),
+        Mode::Read | Mode::Write => (11, 8),
+        Mode::Permits => (13, 7),
+    };
+    let map = Map::new(ctx, len);
+    if mode != Mode::Plain {
+        map.bytes(b"mode", name_of(mode));
     }
-    queue(map, &report.queue, Queue::WithMode);
-}
-
-/// The same for permits.
-pub(crate) fn permits_report(
-    ctx: Ctx<'_>,
-    report: &LockReport,
-    limit: Option<i64>,
-    out: i64,
-    holders: &[PermitsReport],
-) {
-    let map = Map::new(ctx, 13);
-    map.bytes(b"mode", name_of(Mode::Permits));
-    map.number_or_null(b"limit", limit);
-    map.number(b"permits", out);
-    held(map, report);
-    map.array(b"holders", holders.len());
-    for holder in holders {
-        let map = Map::new(ctx, 7);
-        map.bytes(b"owner", &holder.owner);
-        map.number_or_null(b"permits", holder.permits);
-        map.number_or_null(b"token", holder.token);
-        map.number_or_null(b"ttl-ms", holder.ttl_ms);
-        hold(map, Some(&holder.hold));
+    if mode == Mode::Permits {
+        map.number_or_null(b"limit", report.limit);
+        map.number(b"permits", report.permits);
     }
-    queue(map, &report.queue, Queue::WithPermits);
+    map.bytes_or_null(b"owner", report.lock.owner.as_deref());
+    map.number_or_null(b"count", report.lock.count);
+    hold(map, &report.lock);
+    if mode != Mode::Plain {
+        map.array(b"holders", report.holders.len());
+    }
+    for holder in &report.holders {
+        let map = Map::new(ctx, holders_len);
+        map.bytes_or_null(b"owner", holder.owner.as_deref());
+        if mode == Mode::Permits {
+            map.number_or_null(b"permits", holder.count);
+        } else {
+            map.bytes(b"mode", name_of(holder.mode));
+            map.number_or_null(b"count", holder.count);
+        }
+        hold(map, holder);
+    }
+    queue(map, &report.queue, mode);
 }
 
-fn held(map: Map<'_>, report: &LockReport) {
-    map.bytes_or_null(b"owner", report.owner.as_deref());
-    map.number_or_null(b"count", report.count);
-    map.number_or_null(b"token", report.token);
-    map.number(b"ttl-ms", report.ttl_ms);
-    hold(map, report.hold.as_ref());
-}
-
-/// The facts about a hold that are not in its key.
-fn hold(map: Map<'_>, hold: Option<&HoldView>) {
+fn hold(map: Map<'_>, holder: &HolderReport) {
+    let hold = holder.hold.as_ref();
+    map.number_or_null(b"token", holder.token.map(Token::get));
+    map.number_or_null(b"ttl-ms", holder.ttl_ms);
     map.number_or_null(b"held-ms", hold.and_then(|hold| hold.held_ms));
     map.bytes_or_null(b"session", hold.and_then(|hold| hold.session.as_deref()));
-    map.number_or_null(
-        b"client-id",
-        hold.and_then(|hold| hold.client_id).map(number),
-    );
+    let client_id = hold.and_then(|hold| hold.client_id);
+    map.number_or_null(b"client-id", client_id.map(number));
 }
 
-/// Which entry the map of each waiter has in addition.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Queue {
-    Plain,
-    WithMode,
-    WithPermits,
-}
-
-fn queue(map: Map<'_>, queue: &[WaiterView], with: Queue) {
+fn queue(map: Map<'_>, queue: &[WaiterView], mode: Mode) {
     map.number(b"waiters", number(queue.len()));
     map.array(b"queue", queue.len());
     for waiter in queue {
-        let map = Map::new(map.0, if with == Queue::Plain { 5 } else { 6 });
+        let map = Map::new(map.0, if mode == Mode::Plain { 5 } else { 6 });
         map.bytes(b"owner", &waiter.owner);
-        match with {
-            Queue::Plain => {}
-            Queue::WithMode => map.bytes(b"mode", name_of(waiter.mode)),
-            Queue::WithPermits => map.number_or_null(b"permits", waiter.permits),
+        match mode {
+            Mode::Plain => {}
+            Mode::Read | Mode::Write => map.bytes(b"mode", name_of(waiter.mode)),
+            Mode::Permits => map.number_or_null(b"permits", waiter.permits),
         }
         map.bytes_or_null(b"session", waiter.session.as_deref());
         map.number(b"client-id", number(waiter.client_id));
@@ -308,10 +282,11 @@ pub(crate) fn queues(ctx: Ctx<'_>, queues: &[QueueView]) {
     }
 }
 
-/// The array of RLOCK.SESSIONS: each session, and the address of its connection.
-pub(crate) fn sessions(ctx: Ctx<'_>, sessions: &[(SessionView, Option<String>)]) {
+/// The array of RLOCK.SESSIONS.
+pub(crate) fn sessions(ctx: Ctx<'_>, sessions: &[SessionView]) {
     ctx.reply_array(sessions.len());
-    for (session, address) in sessions {
+    for session in sessions {
+        let address = session.client_id.and_then(ffi::address_of);
         let map = Map::new(ctx, 11);
         map.bytes(b"session", &session.name);
         map.number_or_null(b"client-id", session.client_id.map(number));

@@ -15,13 +15,11 @@ static RESTORED_LEN_MAX: AtomicUsize = AtomicUsize::new(TEXT_LEN_MAX);
 
 /// Asks the server which hashes are listpacks. Called at the load, and when an option was set.
 pub(crate) fn look_for_limits(ctx: Ctx<'_>) {
-    let limit = |name| {
-        ctx.option(name)
-            .and_then(|limit| usize::try_from(limit).ok())
-    };
-    let longest = match limit(c"hash-max-listpack-entries") {
+    let longest = match ctx.option("hash-max-listpack-entries") {
         Some(0 | 1) => 0,
-        _ => limit(c"hash-max-listpack-value").unwrap_or(TEXT_LEN_MAX),
+        _ => ctx
+            .option("hash-max-listpack-value")
+            .unwrap_or(TEXT_LEN_MAX),
     };
     RESTORED_LEN_MAX.store(longest.min(TEXT_LEN_MAX), Ordering::Relaxed);
 }
@@ -34,10 +32,10 @@ static MAY_RESTORE: AtomicBool = AtomicBool::new(false);
 /// Asks the server for the rights of the user `default`. Called at the load and at each tick: no
 /// event tells of a changed right.
 pub(crate) fn look_for_rights() {
-    let command: [&[u8]; 6] = [
+    let may_run = ffi::may_default_run([
         b"RESTORE", b"rlock", b"1", b"payload", b"REPLACE", b"ABSTTL",
-    ];
-    MAY_RESTORE.store(ffi::may_default_run(&command), Ordering::Relaxed);
+    ]);
+    MAY_RESTORE.store(may_run, Ordering::Relaxed);
 }
 
 /// A type of the RDB format: a hash whose fields and values are one list, a listpack.

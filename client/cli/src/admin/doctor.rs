@@ -9,7 +9,7 @@ use serde_json::{Value as Json, json};
 use crate::args::Doctor;
 use crate::exit::Failure;
 use crate::reply::{say, say_json};
-use crate::server::{Fleet, Node, said};
+use crate::server::{Fleet, Node};
 
 /// The options that it reads.
 const OPTIONS: [&str; 8] = [
@@ -120,12 +120,12 @@ pub(crate) async fn doctor(fleet: &Fleet, options: &Doctor) -> Result<u8, Failur
 }
 
 /// Why a server does not answer. A server that has renamed the command calls it unknown.
-fn refusal(error: &RedisError) -> String {
+fn refusal(node: &Node, error: &RedisError) -> String {
     let detail = error.detail().unwrap_or_default();
     if detail.starts_with("unknown command") {
         RENAMED.to_owned()
     } else {
-        said(error)
+        node.said(error)
     }
 }
 
@@ -170,7 +170,7 @@ impl Examined {
         match node.ask(words).await {
             Err(error) if error.code().is_some() => {
                 if self.refused.iter().all(|(other, _)| *other != command) {
-                    self.refused.push((command, refusal(&error)));
+                    self.refused.push((command, refusal(node, &error)));
                 }
                 Ok(Json::Null)
             }
@@ -424,6 +424,16 @@ impl Examined {
                 "eviction",
                 format!("maxmemory-policy is {policy}: held locks are evicted when memory is full"),
                 "CONFIG SET maxmemory-policy noeviction, or keep locks on a server of their own",
+            ));
+        }
+        let limit = self.config("maxmemory").parse().unwrap_or_default();
+        if limited && policy == "noeviction" && self.number("used_memory") >= limit {
+            found.push((
+                "memory",
+                "maxmemory is reached: nobody can take a lock (OOM); held locks can be renewed and \
+                 given back"
+                    .to_owned(),
+                "CONFIG SET maxmemory to more, or delete other keys",
             ));
         }
     }

@@ -12,7 +12,7 @@ use crate::reply::{field, given, list, number, say, say_json, say_table, shown, 
 use crate::server::Fleet;
 
 /// The reply of RLOCK.INFO for one lock.
-pub(super) async fn ask(fleet: &Fleet, name: &OsStr) -> Result<Json, Failure> {
+pub(crate) async fn ask(fleet: &Fleet, name: &OsStr) -> Result<Json, Failure> {
     fleet.ask_for(cmd("RLOCK.INFO").arg(name.as_bytes())).await
 }
 
@@ -31,6 +31,9 @@ pub(super) async fn info(fleet: &Fleet, options: &Info) -> Result<u8, Failure> {
     }
     if !holders.rows.is_empty() {
         say_table(&holders.heads, &holders.rows)?;
+    }
+    if let Some(note) = foreign(&info) {
+        say(note)?;
     }
     let strange = strange_fields(&info);
     if !strange.is_empty() {
@@ -57,6 +60,17 @@ pub(crate) fn holders(info: &Json) -> Vec<&Json> {
     }
 }
 
+/// A note on a hash without TTL: neither RLOCK nor Redisson writes one.
+pub(crate) fn foreign(info: &Json) -> Option<&'static str> {
+    let is_foreign = field(info, "owner").is_some() && number(info, "ttl-ms") == -1;
+    let is_data = is_foreign && info.get("count").is_some_and(Json::is_null);
+    match (is_data, is_foreign) {
+        (true, _) => Some("another program's hash of data: it is no lock, and cannot be one"),
+        (_, true) => Some("another program wrote it: it has no TTL, and may be data and no lock"),
+        _ => None,
+    }
+}
+
 /// A field among permits that another program wrote, and that is no hold.
 fn has_no_permits(holder: &Json) -> bool {
     holder.get("permits").is_some_and(Json::is_null)
@@ -76,9 +90,12 @@ pub(crate) fn who_holds(info: &Json) -> String {
     let permits = Permits::of(info);
     let who = match (field(info, "owner"), &holders[..]) {
         // A writer that also reads is listed twice.
-        (Some(owner), _) => shown(owner),
+        (Some(owner), _) => labelled(owner, field(info, "session")),
         (None, []) => "-".to_owned(),
-        (None, [one]) => text(one.get("owner").unwrap_or(&Json::Null)),
+        (None, [one]) => labelled(
+            field(one, "owner").unwrap_or_default(),
+            field(one, "session"),
+        ),
         (None, several) if permits.is_some() => format!("{} holders", several.len()),
         (None, several) => format!("{} readers", several.len()),
     };
@@ -86,6 +103,18 @@ pub(crate) fn who_holds(info: &Json) -> String {
         Some(permits) if holders.is_empty() => permits.short(),
         Some(permits) => format!("{}: {who}", permits.short()),
         None => who,
+    }
+}
+
+/// An owner, behind the label of its client if it has one: the crate and `rlock` call their session
+/// `<uuid>/<label>` and their owners `<uuid>:<number>`, and nobody knows a process by its uuid.
+fn labelled(owner: &str, session: Option<&str>) -> String {
+    let parts = session.and_then(|session| session.split_once('/'));
+    match parts {
+        Some((id, label)) if owner.starts_with(id) => {
+            format!("{} ({})", shown(label), shown(owner))
+        }
+        _ => shown(owner),
     }
 }
 
@@ -238,4 +267,20 @@ fn row_of_waiter(place: usize, waiter: &Json) -> Vec<String> {
         of("session"),
         of("client-id"),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_label_of_a_client_stands_before_its_owner() {
+        let of = |owner: &str, session: Option<&str>| {
+            who_holds(&json!({ "owner": owner, "session": session }))
+        };
+        assert_eq!(of("7a4a:1", Some("7a4a/web:9")), "web:9 (7a4a:1)");
+        assert_eq!(of("7a4a:1", Some("7a4a")), "7a4a:1", "it has no label");
+        assert_eq!(of("alice", Some("other/web")), "alice", "another's name");
+        assert_eq!(of("alice", None), "alice");
+    }
 }

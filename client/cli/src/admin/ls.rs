@@ -1,6 +1,7 @@
 //! `rlock ls`: the locks that are held or waited for.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::time::{Duration, Instant};
@@ -99,7 +100,8 @@ async fn walk(node: &Node, options: &Listing) -> Result<Vec<Found>, redis::Redis
     let mut names = waited_for(node, options).await?;
     loop {
         let asked = Instant::now();
-        let reply = node.ask_raw(&scan(&cursor, options)).await?;
+        let pattern = options.pattern.as_deref();
+        let reply = node.ask_raw(&scan(&cursor, pattern)).await?;
         let Some((next, found)) = page(reply) else {
             break;
         };
@@ -129,21 +131,22 @@ fn progress(all: u64) -> ProgressBar {
     ProgressBar::with_draw_target(Some(all), ProgressDrawTarget::stderr())
 }
 
-fn scan(cursor: &str, options: &Listing) -> Cmd {
+/// Looks at some keys from this cursor on.
+pub(crate) fn scan(cursor: &str, pattern: Option<&OsStr>) -> Cmd {
     let mut scan = cmd("SCAN");
     scan.arg(cursor)
         .arg("COUNT")
         .arg(KEYS)
         .arg("TYPE")
         .arg("hash");
-    if let Some(pattern) = &options.pattern {
+    if let Some(pattern) = pattern {
         scan.arg("MATCH").arg(pattern.as_bytes());
     }
     scan
 }
 
 /// The next cursor, and the keys.
-fn page(reply: Value) -> Option<(String, Vec<Vec<u8>>)> {
+pub(crate) fn page(reply: Value) -> Option<(String, Vec<Vec<u8>>)> {
     redis::from_redis_value(reply).ok()
 }
 
@@ -156,7 +159,10 @@ async fn waited_for(node: &Node, options: &Listing) -> Result<Vec<Vec<u8>>, redi
 }
 
 /// Those of the hashes that are locks: they have a token, or a mode.
-async fn held(node: &Node, keys: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, redis::RedisError> {
+pub(crate) async fn held(
+    node: &Node,
+    keys: Vec<Vec<u8>>,
+) -> Result<Vec<Vec<u8>>, redis::RedisError> {
     if keys.is_empty() {
         return Ok(keys);
     }

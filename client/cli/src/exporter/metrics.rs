@@ -109,6 +109,8 @@ const FIELDS: &[(&str, Kind, &str)] = &[
         Time,
         "Time until the server grants locks after its start.",
     ),
+    ("rlock_longest_wait_ms", Time, LONGEST_WAIT),
+    ("rlock_longest_hold_ms", Time, LONGEST_HOLD),
     (
         "rlock_calls_refused",
         Counter,
@@ -117,17 +119,29 @@ const FIELDS: &[(&str, Kind, &str)] = &[
 ];
 
 /// The parts of a pattern's line.
-const PARTS: &[(&str, &str)] = &[
-    ("grants", "Grants of the locks that match the pattern."),
+const PARTS: &[(&str, Kind, &str)] = &[
+    (
+        "grants",
+        Counter,
+        "Grants of the locks that match the pattern.",
+    ),
     (
         "waits",
+        Counter,
         "Waits that began for the locks that match the pattern.",
     ),
     (
         "lost",
+        Counter,
         "Holds that were lost of the locks that match the pattern.",
     ),
+    ("longest_wait_ms", Time, LONGEST_WAIT),
+    ("longest_hold_ms", Time, LONGEST_HOLD),
 ];
+
+const LONGEST_WAIT: &str = "How long the longest of the present waits has lasted; 0 with none.";
+const LONGEST_HOLD: &str =
+    "How long the longest of the present holds of sessions has lasted; 0 with none.";
 
 const WAIT: &str = "How long granted waiters had waited.";
 const HOLD: &str = "How long locks were held.";
@@ -258,15 +272,16 @@ fn patterns(page: &mut Page, scrape: &Scrape) {
         let parts: BTreeMap<_, _> = parts(line).collect();
         let pattern = parts.get("pattern").copied().unwrap_or_default();
         let labels = format!("{},{}", scrape.label(), label("pattern", pattern));
-        for (part, help) in PARTS {
-            let value = parts.get(part).copied().unwrap_or("0");
-            page.number(
-                &format!("rlock_pattern_{part}"),
-                Counter,
-                help,
-                &labels,
-                value,
-            );
+        for (part, kind, help) in PARTS {
+            if let Some(value) = parts.get(part) {
+                page.number(
+                    &format!("rlock_pattern_{part}"),
+                    *kind,
+                    help,
+                    &labels,
+                    value,
+                );
+            }
         }
         for (what, help) in [("wait_ms", WAIT), ("hold_ms", HOLD)] {
             if let Some(value) = scrape.field(&format!("{field}_{what}")) {

@@ -183,6 +183,7 @@ impl<'a> Supervisor<'a> {
                     self.passed_interrupt_on |= signal == libc::SIGINT;
                     self.order(&Order::Signal(signal)).await;
                 }
+                Event::Lost(LostReason::NotHeld) => self.lose(NOT_HELD).await,
                 Event::Lost(reason) => self.lose(&reason.to_string()).await,
                 Event::Renewed(sent, renewed) => self.renewed(sent, renewed).await,
                 Event::Tick => self.tick().await,
@@ -509,6 +510,10 @@ impl<'a> Supervisor<'a> {
         }
     }
 }
+
+/// The server does not say more. The command may do so itself: it knows owner and token.
+const NOT_HELD: &str = "it is no longer held: given back in its owner's name, or forgotten by the \
+                        server";
 
 /// The clock's timers are not finer.
 const SOON: Duration = Duration::from_millis(1);

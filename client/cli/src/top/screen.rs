@@ -36,7 +36,7 @@ fn summary(state: &State) -> Paragraph<'static> {
     );
     let first = match &state.error {
         Some(error) => Line::styled(format!("rlock top: {error}"), bold()),
-        None => Line::styled(format!("rlock top: {} nodes", state.sample.nodes), bold()),
+        None => Line::styled(format!("rlock top: {}", nodes(state.sample.nodes)), bold()),
     };
     let second = format!(
         "grants {}/s  hand-overs {}/s  timeouts {}/s  lost {}/s  broken {}/s  deadlocks {}/s",
@@ -55,6 +55,13 @@ fn summary(state: &State) -> Paragraph<'static> {
         now("rlock_session_holds"),
     );
     Paragraph::new(Text::from(vec![first, second.into(), third.into()]))
+}
+
+fn nodes(number: usize) -> String {
+    match number {
+        1 => "1 node".to_owned(),
+        _ => format!("{number} nodes"),
+    }
 }
 
 fn keys(state: &State) -> String {
@@ -79,7 +86,7 @@ fn locks(frame: &mut Frame<'_>, state: &mut State, area: Rect) {
         vec![
             shown(&lock.name),
             lock.waiters.to_string(),
-            time(&Json::from(lock.longest_ms)),
+            time(&Json::from((lock.waiters > 0).then_some(lock.longest_ms))),
             lock.holder.clone(),
             time(&lock.held_ms),
             time(&lock.ttl_ms),

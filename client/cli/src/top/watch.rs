@@ -1,23 +1,24 @@
 //! The data that `rlock top` shows: a sample of all nodes, and rates since the one before.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
 use redis::cmd;
 use serde_json::Value as Json;
 
-use crate::admin::info::{longest_held, who_holds};
+use crate::admin::info::{holders, longest_held, who_holds};
+use crate::admin::ls::{held, page, scan};
 use crate::exit::Failure;
 use crate::reply::{number, words};
-use crate::server::Fleet;
+use crate::server::{Fleet, Node};
 
-/// The locks that are asked for, those with the most waiters, and the sessions that are shown: each
-/// costs the server a command a second, or a line of its answer.
+/// The locks of a node that are asked for, those with the most waiters first, and the sessions that
+/// are shown: each costs the server a command a second, or a line of its answer.
 const LOCKS: usize = 40;
 const SESSIONS: usize = 100;
 
-/// One lock that somebody waits for.
+/// One lock that is held or waited for.
 #[derive(Clone)]
 pub(super) struct Lock {
     pub(super) key: Vec<u8>,
@@ -46,6 +47,58 @@ pub(super) struct Sample {
     pub(super) sessions: Option<Vec<Json>>,
     /// The lock that is looked into.
     pub(super) detail: Json,
+    /// By the addresses of the nodes.
+    searches: HashMap<String, Search>,
+}
+
+/// The search for held locks without waiters at one node: each look goes on with it.
+#[derive(Clone, Default)]
+struct Search {
+    /// None at the beginning.
+    cursor: Option<String>,
+    found: BTreeSet<Vec<u8>>,
+}
+
+impl Search {
+    /// Looks at some keys more. A user who may not do so sees the locks with waiters only.
+    async fn go_on(&mut self, node: &Node) -> Result<(), Failure> {
+        let cursor = self.cursor.as_deref().unwrap_or("0");
+        let found = match node.ask_raw(&scan(cursor, None)).await {
+            Ok(reply) => match page(reply) {
+                Some((next, keys)) => {
+                    self.cursor = Some(next);
+                    held(node, keys).await
+                }
+                None => Ok(Vec::new()),
+            },
+            Err(error) => Err(error),
+        };
+        match found {
+            Ok(found) => self.found.extend(found),
+            Err(error) if error.code() == Some("NOPERM") => {}
+            Err(error) => return Err(node.failure(&error)),
+        }
+        Ok(())
+    }
+
+    /// Those of the found locks that are held, as many as are shown, beside those that are `known`.
+    async fn locks(&mut self, node: &Node, known: &[Lock]) -> Result<Vec<Lock>, Failure> {
+        for lock in known {
+            self.found.remove(&lock.key);
+        }
+        while self.found.len().saturating_add(known.len()) > LOCKS {
+            self.found.pop_last();
+        }
+        let names: Vec<_> = std::mem::take(&mut self.found).into_iter().collect();
+        let infos = node.infos(&names).await;
+        let infos = infos.map_err(|error| node.failure(&error))?;
+        let locks = names.into_iter().zip(infos);
+        let held = locks.filter(|(_, info)| !holders(info).is_empty());
+        let held = held.map(|(key, info)| described((key, 0, 0), &info));
+        let held: Vec<Lock> = held.collect();
+        self.found.extend(held.iter().map(|lock| lock.key.clone()));
+        Ok(held)
+    }
 }
 
 impl Sample {
@@ -71,10 +124,17 @@ impl Sample {
             let listed = node
                 .waited_for(cmd("RLOCK.LIST").arg("COUNT").arg(LOCKS))
                 .await;
+            let mut locks = Vec::new();
             for listed in listed.map_err(|error| node.failure(&error))? {
                 let info = node.must(cmd("RLOCK.INFO").arg(&listed.0)).await?;
-                sample.locks.push(described(listed, &info));
+                locks.push(described(listed, &info));
             }
+            let search = last.searches.get(&node.address).cloned();
+            let mut search = search.unwrap_or_default();
+            search.go_on(node).await?;
+            locks.extend(search.locks(node, &locks).await?);
+            sample.locks.extend(locks);
+            sample.searches.insert(node.address.clone(), search);
             let sessions = node
                 .ask(cmd("RLOCK.SESSIONS").arg("COUNT").arg(SESSIONS))
                 .await;

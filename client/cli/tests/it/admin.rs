@@ -492,6 +492,17 @@ fn doctor_finds_each_thing_that_is_unsafe() {
     assert_eq!(found(&server, 0), Vec::<String>::new(), "there is no limit");
     server.run("CONFIG SET maxmemory 1gb");
     assert_eq!(found(&server, 1), ["eviction"]);
+    server.run("CONFIG SET maxmemory-policy noeviction");
+    assert_eq!(found(&server, 0), Vec::<String>::new(), "there is room");
+    server.run("CONFIG SET maxmemory 100kb");
+    assert!(
+        server
+            .run("RLOCK.ACQUIRE a alice 1000")
+            .error()
+            .starts_with("OOM")
+    );
+    assert_eq!(found(&server, 1), ["memory"]);
+    server.run("CONFIG SET maxmemory-policy allkeys-lru");
     server.run("CONFIG SET maxmemory 0");
     server.run("CONFIG SET appendonly yes");
     // The server does not end before the first AOF is there.
@@ -647,6 +658,21 @@ fn doctor_finds_that_default_may_not_do_everything_at_a_replica_too() {
 }
 
 #[test]
+fn a_hash_of_data_is_shown_as_it_is_and_not_broken() {
+    let server = Server::start();
+    server.run("HSET account:2 name bob balance 5");
+    server.run("HSET stock 42 7 name bolts");
+    for (name, note) in [("account:2", "it is no lock"), ("stock", "may be data")] {
+        let text = printed(&server, &["info", name], 0);
+        assert!(text.contains(note), "{text}");
+        let (status, line) = status_and_line(&server, &["break", "--yes", name]);
+        assert_eq!(status, 69, "{line}");
+        assert!(line.contains(&format!("WRONGTYPE {name}: ")), "{line}");
+        assert_eq!(server.run(format!("HLEN {name}")), 2);
+    }
+}
+
+#[test]
 fn who_lacks_a_right_is_told_which() {
     let server = Server::start();
     server.run("RLOCK.ACQUIRE a alice 60000").held();
@@ -657,7 +683,18 @@ fn who_lacks_a_right_is_told_which() {
         assert_eq!(status, 69, "{line}");
         line
     };
-    assert!(said(&["why", "a"]).contains("the right ~NAME"));
+    for words in [
+        &["why", "a"][..],
+        &["info", "a"],
+        &["break", "--yes", "a"],
+        &["limit", "a", "1"],
+    ] {
+        let line = said(words);
+        assert!(
+            line.ends_with("NOPERM the user bob needs the right ~a\n"),
+            "{line}"
+        );
+    }
     assert_eq!(found(&server, 1), ["persistence"]);
     for (command, words) in [
         ("rlock.list", &["ls"][..]),
@@ -738,7 +775,7 @@ fn names_of_any_bytes_are_asked_for_and_shown_escaped() {
     }
     assert!(printed(&[b"ls"]).contains(ODD_SHOWN));
     assert!(printed(&[b"cancel", ODD, b"\xfewaits"]).contains("waits no longer"));
-    assert!(printed(&[b"break", b"--yes", ODD]).contains("broken"));
+    assert!(printed(&[b"break", b"--yes", ODD]).contains("hold ended"));
     let told = printed(&[b"log", b"--match", b"*\xff*"]);
     assert!(
         told.contains(ODD_SHOWN) && told.contains("own\\xff"),

@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use rlock_tests::{Server, Shards, eventually};
+use rlock_tests::{Pair, Server, Shards, eventually};
 use serde_json::Value as Json;
 
-use crate::program::{PROGRAM, Running, quiet_status, url};
+use crate::program::{PROGRAM, Running, quiet_status, rlock, url};
 
 /// An exporter that listens on a port of its own.
 struct Exporter {
@@ -141,6 +141,39 @@ fn each_field_of_info_is_a_metric_with_its_value() {
 }
 
 #[test]
+fn the_longest_present_wait_and_hold_are_gauges_also_by_pattern() {
+    let server = used_server();
+    let exporter = Exporter::of(&server);
+    let mut job = Running::start(rlock(&server, &["run", "job:2", "--", "sleep", "60"]));
+    job.await_command();
+    let waiter = Running::start(rlock(&server, &["run", "job:2", "--", "true"]));
+    for metric in ["wait", "hold"] {
+        for name in ["rlock_longest", "rlock_pattern_longest"] {
+            let start = format!("{name}_{metric}_seconds{{");
+            eventually("it has lasted for 0.1 s", || {
+                let metrics = exporter.metrics();
+                let line = metrics.lines().find(|line| line.starts_with(&start));
+                let value = line.expect(&start).split(' ').next_back().unwrap();
+                (value.parse::<f64>().unwrap() >= 0.1).then_some(())
+            });
+        }
+    }
+    drop(waiter);
+    job.signal(Signal::SIGTERM);
+    job.wait();
+    eventually("nobody waits and nothing is held", || {
+        let metrics = exporter.metrics();
+        let mut lines = metrics.lines();
+        let longest = |line: &&str| line.starts_with("rlock_") && line.contains("_longest_");
+        lines
+            .by_ref()
+            .filter(longest)
+            .all(|line| line.ends_with(" 0"))
+            .then_some(())
+    });
+}
+
+#[test]
 fn every_node_of_a_cluster_is_there_and_a_replica_that_takes_over() {
     let mut shards = Shards::start();
     let urls: Vec<_> = shards.nodes().iter().map(url).collect();
@@ -167,6 +200,25 @@ fn every_node_of_a_cluster_is_there_and_a_replica_that_takes_over() {
         let all = now.all(|node| metrics.contains(&line(&node.address(), 1)));
         (killed.is_some() && all).then_some(())
     });
+}
+
+/// One exporter for both: another one beside each would ask every node twice after a failover.
+#[test]
+fn a_primary_and_its_replica_are_two_nodes_of_one_exporter() {
+    let mut pair = Pair::start();
+    let urls = [url(&pair.primary), url(&pair.replica)].join(",");
+    let exporter = Exporter::start(&["--url", &urls]);
+    let (primary, replica) = (pair.primary.address(), pair.replica.address());
+    let metrics = exporter.metrics();
+    for node in [&primary, &replica] {
+        assert!(metrics.contains(&line(node, 1)), "{metrics}");
+    }
+    pair.primary.kill();
+    let metrics = exporter.metrics();
+    assert!(metrics.contains(&line(&primary, 0)), "{metrics}");
+    assert!(metrics.contains(&line(&replica, 1)), "{metrics}");
+    // Other commands would not know which of the two to ask.
+    assert_eq!(quiet_or_not(&["--url", &urls, "ls"]), Some(64));
 }
 
 #[test]
@@ -310,7 +362,8 @@ fn dashboard_and_rules_use_only_metrics_that_there_are() {
     expressions.extend(rules.map(str::to_owned));
     for expression in expressions {
         let used = used(&expression);
-        assert!(!used.is_empty(), "{expression}");
+        let is_of_prometheus = expression.contains("up{job=\"rlock\"}");
+        assert!(!used.is_empty() || is_of_prometheus, "{expression}");
         assert!(
             used.is_subset(&metrics),
             "{expression} uses {used:?} of {metrics:?}"
@@ -360,8 +413,26 @@ fn promtool_finds_nothing_wrong_with_metrics_and_rules() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && said.contains("8 rules found"),
+        output.status.success() && said.contains("10 rules found"),
         "{said}"
+    );
+}
+
+/// `rules_test.yml` has series on which an alert must fire, and series on which it must not.
+#[test]
+fn alerts_fire_when_they_should_and_only_then() {
+    if !has("promtool") {
+        return;
+    }
+    let mut test = Command::new("promtool");
+    let test = test.args(["test", "rules"]);
+    let output = test.arg(ours("prometheus/rules_test.yml")).output();
+    let output = output.unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&said)
     );
 }
 

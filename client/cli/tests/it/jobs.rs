@@ -100,6 +100,25 @@ fn the_command_has_the_terminal_and_ctrl_c_ends_it() {
     shell.type_and_see("$rlock run -n a -- echo fr''ee\n", "free");
 }
 
+/// After a second, and nothing if the lock is had before.
+#[test]
+fn on_a_terminal_it_says_who_holds_the_lock() {
+    let server = Server::start();
+    let mut shell = Shell::start(&server);
+    shell.type_and_see("$rlock run free -- echo do''ne\n", "done");
+    server.run("RLOCK.ACQUIRE a alice 60000").held();
+    shell.type_keys("$rlock run a -- echo go''t\n");
+    until("it says so", || {
+        let screen = shell.screen.lock().unwrap();
+        assert!(!screen.contains("waiting for free"), "{screen}");
+        screen.contains("waiting for a; a is held by alice for ")
+    });
+    server.run("RLOCK.RELEASE a alice");
+    until("it gets the lock", || {
+        shell.screen.lock().unwrap().contains("got\r\n")
+    });
+}
+
 #[test]
 fn ctrl_c_ends_the_script_around_it_too() {
     let server = Server::start();

@@ -11,6 +11,12 @@ use crate::program::PROGRAM;
 /// Runs a command under the locks, and shows one of them, with these options of the server.
 #[track_caller]
 fn works(place: &[&str], names: &[&str]) {
+    works_with(&[], place, names);
+}
+
+/// With these variables too.
+#[track_caller]
+fn works_with(variables: &[(&str, &str)], place: &[&str], names: &[&str]) {
     let run = [
         place,
         &["run", "--timeout", "5"],
@@ -18,12 +24,14 @@ fn works(place: &[&str], names: &[&str]) {
         &["--", "sh", "-c"],
     ]
     .concat();
-    let shows = format!("{PROGRAM} {} info --json {}", place.join(" "), names[0]);
+    let quoted: Vec<_> = place.iter().map(|word| format!("'{word}'")).collect();
+    let shows = format!("{PROGRAM} {} info --json {}", quoted.join(" "), names[0]);
     let mut command = Command::new(PROGRAM);
     let output = command
         .args(run)
         .arg(shows)
         .env_remove("RLOCK_URL")
+        .envs(variables.iter().copied())
         .output()
         .unwrap();
     let complaint = String::from_utf8_lossy(&output.stderr);
@@ -176,6 +184,99 @@ fn tls_with_an_authority_and_a_certificate() {
         Some(69),
         "the authority is unknown"
     );
+}
+
+/// By the URL, by options and by variables, at a port and at a socket.
+#[test]
+fn name_and_password_reach_the_server_wherever_they_stand() {
+    const PASSWORD: &str = "s:e@c/r,e?t&=%";
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("a b&c");
+    let server = Server::builder()
+        .config(&format!("unixsocket \"{}\"", socket.display()))
+        .start();
+    server.run("ACL SETUSER bob on nopass ~job* +@all");
+    server.run("ACL SETUSER default off");
+    let mut bob = server.connect();
+    bob.run("AUTH bob x");
+    bob.cmd(&[
+        "ACL",
+        "SETUSER",
+        "bob",
+        "resetpass",
+        &format!(">{PASSWORD}"),
+    ]);
+    let path = socket.display().to_string();
+    let path = path.replace(' ', "%20");
+    let (port, socket) = (
+        format!("redis://{}", server.address()),
+        format!("unix://{path}"),
+    );
+    let with_user = format!("redis://bob@{}", server.address());
+    let given = [("RLOCK_PASSWORD", PASSWORD)];
+    let both = [("RLOCK_USER", "bob"), given[0]];
+    for url in [&port, &socket] {
+        works_with(&given, &["--user", "bob", "--url", url], &["job"]);
+        works_with(&both, &["--url", url], &["job"]);
+    }
+    works_with(&given, &["--url", &with_user], &["job"]);
+    works_with(
+        &given,
+        &["--url", &format!("{socket}?db=0&user=bob")],
+        &["job"],
+    );
+    let encoded = "s%3Ae%40c%2Fr%2Ce%3Ft%26%3D%25";
+    works(
+        &["--url", &format!("{socket}?user=bob&pass={encoded}")],
+        &["job"],
+    );
+}
+
+/// In every command, and without a word of the URL, which may have a password.
+#[test]
+fn a_url_that_cannot_be_read_has_one_status_and_the_part_is_named() {
+    for words in [
+        &["run", "a", "--", "true"][..],
+        &["info", "a"],
+        &["ls"],
+        &["doctor"],
+        &["exporter", "--listen", "127.0.0.1:0"],
+    ] {
+        for (url, part) in [
+            ("redis://me:sec/ret@h", "percent-encode it (%2F"),
+            ("redis://me:12,secret@h", "%2C"),
+            ("redis://h:port", "the port is no number"),
+        ] {
+            let mut command = Command::new(PROGRAM);
+            let output = command.args(["--url", url, "--cluster"]).args(words);
+            let output = output.output().unwrap();
+            let line = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(64), "{words:?} {line}");
+            assert!(
+                line.contains(part) && !line.contains("sec"),
+                "{words:?} {line}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_node_of_a_cluster_without_the_option_says_what_to_do() {
+    let shards = Shards::start();
+    let primaries = shards.primaries();
+    let elsewhere = shards.name_at(primaries[1], "job");
+    let url = format!("redis://{}", primaries[0].address());
+    for words in [
+        &["run", &elsewhere, "--", "true"][..],
+        &["info", &elsewhere],
+        &["break", "--yes", &elsewhere],
+    ] {
+        let mut command = Command::new(PROGRAM);
+        let output = command.args(["--url", &url]).args(words).output().unwrap();
+        let line = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(69), "{words:?} {line}");
+        assert!(line.contains("add --cluster"), "{words:?} {line}");
+    }
 }
 
 #[test]

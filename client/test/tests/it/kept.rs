@@ -122,6 +122,24 @@ fn a_wait_survives_a_failover() -> Result<(), Error> {
     })
 }
 
+/// The lock is granted, and its caller goes without a look.
+#[test]
+fn a_call_that_is_dropped_with_its_grant_keeps_nothing() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let server = network.server("one:6379");
+        let client = connect(&network, Client::builder()).await?;
+        let lock = client.lock("k").keep(HOUR);
+        let mut call = Box::pin(lock.lock());
+        assert!(poll_once(call.as_mut()).await.is_none());
+        sleep(ms(100)).await;
+        assert_eq!(server.holders("k").len(), 1);
+        drop(call);
+        sleep(ms(100)).await;
+        assert!(server.holders("k").is_empty(), "nobody knows of it");
+        Ok(())
+    })
+}
+
 /// Its time is up before the answer to the first call is there: as soon as that has the lock, it
 /// is known who keeps the second out.
 #[test]

@@ -57,11 +57,7 @@ struct Seen {
 }
 
 /// The owner from which another was reached, and at which lock.
-#[derive(Debug)]
-struct Step {
-    from: Rc<[u8]>,
-    lock: Rc<[u8]>,
-}
+type Step = (Rc<[u8]>, Rc<[u8]>);
 
 #[derive(Clone, Debug)]
 struct Place {
@@ -69,17 +65,6 @@ struct Place {
     queue: Option<RecordId>,
     /// The place of the new wait.
     is_new: bool,
-}
-
-/// The next step of a search, or its result.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// The search needs the holders of this lock. The answer goes to [`DeadlockSearch::holders`].
-    Ask(LockKey),
-    /// The wait must be refused: it would close a circle, or the search is too long.
-    Refuse(CommandError),
-    /// Nothing: no circle would be closed.
-    Nothing,
 }
 
 /// A question for a lock's holders costs as much as this many looks.
@@ -126,11 +111,15 @@ impl DeadlockSearch {
         }
     }
 
-    /// Goes on until it needs the holders of a lock, or is done.
-    pub(crate) fn go_on(&mut self, table: &LockTable) -> Found {
+    /// Goes on until it needs the holders of a lock. That is returned, and the holders go to
+    /// [`DeadlockSearch::holders`]. None if it is done, and no circle would be closed.
+    ///
+    /// # Errors
+    /// The wait must be refused: it would close a circle, or the search is too long.
+    pub(crate) fn go_on(&mut self, table: &LockTable) -> Result<Option<LockKey>, CommandError> {
         loop {
             if self.reached.len() > CHAIN_MAX || self.looks > LOOKS_MAX {
-                return Found::Refuse(CommandError::ChainTooLong);
+                return Err(CommandError::ChainTooLong);
             }
             if let Some(place) = self.places.pop() {
                 self.looks = self.looks.saturating_add(1);
@@ -139,15 +128,13 @@ impl DeadlockSearch {
                     self.looks = self.looks.saturating_add(ASKED_AS_LOOKS);
                     let lock = place.lock.clone();
                     self.asked_about = Some(place);
-                    return Found::Ask(lock);
+                    return Ok(Some(lock));
                 };
-                match self.look_at(table, &place, seen) {
-                    Some(circle) => return circle,
-                    None => continue,
-                }
+                self.look_at(table, &place, seen)?;
+                continue;
             }
             let Some(owner) = self.to_visit.pop() else {
-                return Found::Nothing;
+                return Ok(None);
             };
             self.places = self.places_of(table, &owner);
             self.visited = owner;
@@ -174,14 +161,19 @@ impl DeadlockSearch {
     }
 
     /// Takes the holders of the lock that was asked about, and goes on.
-    pub(crate) fn holders(&mut self, table: &LockTable, holders: &[Box<[u8]>]) -> Found {
+    pub(crate) fn holders(
+        &mut self,
+        table: &LockTable,
+        holders: &[Box<[u8]>],
+    ) -> Result<Option<LockKey>, CommandError> {
         let Some(place) = self.asked_about.take() else {
             return self.go_on(table);
         };
-        if table.is_any_ending(place.lock.as_ref()) {
+        let record = table.find(place.lock.as_ref());
+        if record.is_some_and(|record| table.first_pending(record).is_some()) {
             // Some pending releases at this lock did not fit into the turn. Its holders after them
             // are not known.
-            return Found::Refuse(CommandError::ChainTooLong);
+            return Err(CommandError::ChainTooLong);
         }
         self.looks = self.looks.saturating_add(holders.len());
         // An owner that waits for nothing ends a path. The asker is about to wait.
@@ -195,15 +187,18 @@ impl DeadlockSearch {
             reached_holders: false,
             before: 0,
         };
-        match self.look_at(table, &place, seen) {
-            Some(circle) => circle,
-            None => self.go_on(table),
-        }
+        self.look_at(table, &place, seen)?;
+        self.go_on(table)
     }
 
     /// Reaches the owners that the visited one waits for at this place, if they were not reached
-    /// before. Returns the refusal if one of them closes a circle.
-    fn look_at(&mut self, table: &LockTable, place: &Place, mut seen: Seen) -> Option<Found> {
+    /// before. Refused if one of them closes a circle.
+    fn look_at(
+        &mut self,
+        table: &LockTable,
+        place: &Place,
+        mut seen: Seen,
+    ) -> Result<(), CommandError> {
         let visited = Rc::clone(&self.visited);
         let mut waited_for: Vec<Rc<[u8]>> = Vec::new();
         // A holder re-enters its lock and never waits for it: it stands in that lock's queue only
@@ -236,20 +231,16 @@ impl DeadlockSearch {
         }
         for owner in waited_for {
             if owner == self.asker && visited != self.asker {
-                let circle = CommandError::Deadlock(self.circle(place));
-                return Some(Found::Refuse(circle));
+                return Err(CommandError::Deadlock(self.circle(place)));
             }
             self.reach(owner, &visited, place);
         }
-        None
+        Ok(())
     }
 
     fn reach(&mut self, owner: Rc<[u8]>, from: &Rc<[u8]>, place: &Place) {
         if owner != self.asker && !self.reached.contains_key(&owner) {
-            let by = Step {
-                from: Rc::clone(from),
-                lock: Rc::clone(&place.lock.name),
-            };
+            let by = (Rc::clone(from), Rc::clone(&place.lock.name));
             self.reached.insert(Rc::clone(&owner), by);
             self.to_visit.push(owner);
         }
@@ -264,7 +255,7 @@ impl DeadlockSearch {
         };
         let mut steps = vec![step(&self.visited, &self.asker, &last.lock.name)];
         let mut at = &self.visited;
-        while let Some(Step { from, lock }) = self.reached.get(at) {
+        while let Some((from, lock)) = self.reached.get(at) {
             steps.push(step(from, at, lock));
             at = from;
         }

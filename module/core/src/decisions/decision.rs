@@ -1,4 +1,4 @@
-//! A decision about one lock, and the steps of which all decisions are made.
+//! A decision, and the steps of which all decisions are made.
 //!
 //! Each decision is total: any stored value has an answer. The effects must be carried out in their
 //! order: writes, then the unlock message, then replies to waiters. Otherwise a waiter could be
@@ -8,28 +8,27 @@ use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Effect, Field, Holder, Value, Write};
 use crate::interface::error::CommandError;
 use crate::interface::event::{EventKind, LostReason};
-use crate::interface::request::Acquire;
+use crate::interface::outcome::Outcome;
 use crate::interface::stored::{Count, Stored};
 use crate::interface::stored_permits::PermitsRequest;
 use crate::memory::agenda::Job;
 use crate::memory::hold::{HoldIndex, SessionHold};
 use crate::memory::log::metrics::count;
-use crate::memory::state::{Locks, held_ms};
+use crate::memory::state::Locks;
 use crate::values::ids::{HoldId, RecordId, SessionId};
 use crate::values::known::Known;
 use crate::values::lock_key::LockRef;
 use crate::values::mode::{Kind, Mode};
-use crate::values::time::{Lease, NEVER, Now};
+use crate::values::must_exist::MustExist;
+use crate::values::time::{Lease, NEVER, Now, held_ms};
 use crate::values::token::Token;
 use std::rc::Rc;
 
 /// The result of an ACQUIRE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    /// The caller holds the lock.
-    Held { count: i64, token: Token },
-    /// The caller does not hold the lock, and does not wait.
-    NotHeld { ttl_ms: i64 },
+    /// The caller holds the lock, or does not and does not wait.
+    Decided(Outcome),
     /// The lock is free but has waiters. They are granted first; then the command is decided again.
     ReconcileFirst,
     /// The caller must wait.
@@ -37,8 +36,8 @@ pub(crate) enum Acquired {
 }
 
 impl Acquired {
-    pub(crate) fn held((count, token): (i64, Token)) -> Self {
-        Self::Held { count, token }
+    pub(crate) fn held(count: i64, token: Token) -> Self {
+        Self::Decided(Outcome::Held { count, token })
     }
 }
 
@@ -74,16 +73,22 @@ pub(crate) struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    pub(crate) fn of(request: &Acquire<'a>, session: Option<SessionId>) -> Self {
+    /// The first entry of a plain lock.
+    pub(crate) fn new(
+        owner: &'a [u8],
+        holder: Holder,
+        lease: Lease,
+        session: Option<SessionId>,
+    ) -> Self {
         Self {
-            owner: request.owner,
-            holder: Holder::Caller,
-            mode: request.mode,
-            asked: request.asked,
+            owner,
+            holder,
+            mode: Mode::Plain,
+            asked: None,
             token: None,
-            lease: request.lease,
+            lease,
             session,
-            once: request.once,
+            once: false,
             waited: false,
         }
     }
@@ -110,9 +115,16 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// A decision about one lock, while it is made.
+/// The hold after an entry: its count (or the number of permits), its token and its end.
+pub(crate) type Entered = (i64, Token, Option<i64>);
+
+/// The token and the end of a hold that goes on.
+pub(crate) type TokenAndEnd = (Option<Token>, Option<i64>);
+
+/// A decision while it is made: about one lock, or about several one after the other.
 pub(crate) struct Decision<'d> {
     pub(crate) locks: &'d mut Locks,
+    /// The lock that it is about; of several the first.
     pub(crate) at: LockRef<'d>,
     /// The lock's place among the locks that were read.
     pub(crate) place: usize,
@@ -120,35 +132,28 @@ pub(crate) struct Decision<'d> {
     pub(crate) effects: &'d mut Vec<Effect>,
 }
 
-impl Locks {
-    pub(crate) fn decision<'d>(
-        &'d mut self,
-        at: LockRef<'d>,
-        place: usize,
-        now: Now,
-        effects: &'d mut Vec<Effect>,
-    ) -> Decision<'d> {
+impl Decision<'_> {
+    /// The part of this decision that is about another of the locks that were read.
+    pub(crate) fn part<'p>(&'p mut self, place: usize, at: LockRef<'p>) -> Decision<'p> {
         Decision {
-            locks: self,
+            locks: self.locks,
             at,
             place,
-            now,
-            effects,
+            now: self.now,
+            effects: self.effects,
         }
     }
-}
 
-impl Decision<'_> {
     pub(crate) fn count_grant(&mut self) {
         count(&mut self.locks.counters.grants);
-        if let Some(of) = self.locks.patterns.of(self.at.name) {
+        if let Some(of) = self.locks.table.patterns.of(self.at.name) {
             count(&mut of.grants);
         }
     }
 
     pub(crate) fn count_waited(&mut self, waited_ms: i64) {
         self.locks.counters.wait_ms.record(waited_ms);
-        if let Some(of) = self.locks.patterns.of(self.at.name) {
+        if let Some(of) = self.locks.table.patterns.of(self.at.name) {
             of.wait_ms.record(waited_ms);
         }
         count(&mut self.locks.counters.handovers);
@@ -159,7 +164,7 @@ impl Decision<'_> {
         if let Some(since) = token.and_then(|token| self.locks.tokens.minted_at(token)) {
             let held_ms = held_ms(since, self.now);
             self.locks.counters.hold_ms.record(held_ms);
-            if let Some(of) = self.locks.patterns.of(self.at.name) {
+            if let Some(of) = self.locks.table.patterns.of(self.at.name) {
                 of.hold_ms.record(held_ms);
             }
         }
@@ -185,15 +190,13 @@ impl Decision<'_> {
     /// with waiters.
     pub(crate) fn check_kind_of_first(
         &self,
-        queue: RecordId,
-        mode: Mode,
+        stored: &Stored,
+        asked: Kind,
     ) -> Result<(), CommandError> {
-        let first = self.locks.table.first(queue);
+        let queue = self.queue().filter(|_| stored.is_free());
+        let first = queue.and_then(|queue| self.locks.table.first(queue));
         match first.map(|(_, first)| first.mode.kind()) {
-            Some(held) if held != mode.kind() => Err(CommandError::WrongKind {
-                held,
-                asked: mode.kind(),
-            }),
+            Some(held) if held != asked => Err(CommandError::WrongKind { held, asked }),
             _ => Ok(()),
         }
     }
@@ -237,10 +240,6 @@ impl Decision<'_> {
 
     pub(crate) fn mint(&mut self) -> Token {
         self.locks.tokens.mint(self.now.wall_us)
-    }
-
-    pub(crate) fn mint_for(&mut self, entry: &Entry<'_>) -> Token {
-        entry.token.unwrap_or_else(|| self.mint())
     }
 
     /// Has the queue reconciled before this turn is over: the first waiter may now be granted as
@@ -297,65 +296,51 @@ impl Decision<'_> {
         ends_at: Option<i64>,
     ) {
         let known = self.session_hold(owner, mode);
-        let Locks {
-            table,
-            holds,
-            sessions,
-            tokens,
-            ..
-        } = &mut *self.locks;
-        let since_us = || token.and_then(|token| tokens.granted_at(token));
-        let mut former = None;
-        let id = match (known, session) {
-            (None, None) => return,
-            (Some(id), None) => {
-                // A hold that a script took gets its token when it is entered again.
-                holds.note_token(id, token);
-                id
-            }
-            (Some(id), Some(session)) => {
-                former = holds.rebind(id, session, token, since_us());
-                if let Some(former) = &former {
-                    sessions.remove_hold(former.session, id);
-                    sessions.add_hold(session, id);
-                }
-                id
-            }
-            (None, Some(session)) => {
-                let Some(record) = table.find_or_open(self.at) else {
-                    return;
-                };
-                let Some(lock) = table.lock_of(record).cloned() else {
-                    return;
-                };
-                let Some(index) = table.holds_mut(record) else {
-                    return;
-                };
-                let owner = Rc::from(owner);
-                let added = holds.add(index, lock, owner, mode, session, token, since_us());
-                let Some(id) = added else { return };
-                sessions.add_hold(session, id);
-                id
-            }
-        };
-        holds.check_after(id, ends_at.filter(|end| *end != NEVER));
-        if let Some(former) = former {
+        if known.is_none() && session.is_none() {
+            return;
+        }
+        let since_us = token.and_then(|token| self.locks.tokens.granted_at(token));
+        let began = known.and_then(|id| self.locks.holds.began_at(id));
+        let former = known.and_then(|id| self.locks.holds.rebind(id, session, token, since_us));
+        if let (Some(id), Some(record)) = (known, self.locks.table.find(self.at)) {
+            let begins = self.locks.holds.began_at(id);
+            self.locks.table.note_hold(record, began, begins);
+        }
+        let id = known.or_else(|| self.add_hold(owner, mode, session?, token, since_us));
+        let Some(id) = id else { return };
+        let ends_at = ends_at.filter(|end| *end != NEVER);
+        self.locks.holds.check_after(id, ends_at);
+        if let (Some(former), Some(session)) = (former, session) {
+            self.locks.sessions.remove_hold(former.session, id);
+            self.locks.sessions.add_hold(session, id);
             let kind = EventKind::Lost(LostReason::Taken);
             self.locks.tell_of(former, kind, self.effects);
         }
+    }
+
+    fn add_hold(
+        &mut self,
+        owner: &[u8],
+        mode: Mode,
+        session: SessionId,
+        token: Option<Token>,
+        since_us: Option<i64>,
+    ) -> Option<HoldId> {
+        let Locks { table, holds, .. } = &mut *self.locks;
+        let record = table.find_or_open(self.at)?;
+        let lock = table.lock_of(record).must_exist()?.clone();
+        let index = table.holds_mut(record).must_exist()?;
+        let owner = Rc::from(owner);
+        let id = holds.add(index, lock, owner, mode, session, token, since_us)?;
+        table.note_hold(record, None, since_us);
+        self.locks.sessions.add_hold(session, id);
+        Some(id)
     }
 
     /// Drops the record of a hold that has ended, and tells nobody.
     pub(crate) fn forget_hold(&mut self, owner: &[u8], mode: Mode) -> Option<SessionHold> {
         let id = self.session_hold(owner, mode)?;
         self.locks.forget_hold(id)
-    }
-
-    /// The owner's hold is lost: tells the session that has it, if any.
-    pub(crate) fn lose_hold(&mut self, owner: &[u8], mode: Mode) {
-        if let Some(id) = self.session_hold(owner, mode) {
-            self.lose(id, None);
-        }
     }
 
     /// All holds of this lock are lost: tells the sessions that have them.
@@ -368,7 +353,7 @@ impl Decision<'_> {
     }
 
     pub(crate) fn lose(&mut self, id: HoldId, reason: Option<LostReason>) {
-        let Some(hold) = self.locks.forget_hold(id) else {
+        let Some(hold) = self.locks.forget_hold(id).must_exist() else {
             return;
         };
         let by_time = if hold.lease_over(self.now) {
@@ -379,7 +364,7 @@ impl Decision<'_> {
         let reason = reason.unwrap_or(by_time);
         let kind = EventKind::Lost(reason);
         count(&mut self.locks.counters.holds_lost);
-        if let Some(of) = self.locks.patterns.of(&hold.lock.name) {
+        if let Some(of) = self.locks.table.patterns.of(&hold.lock.name) {
             count(&mut of.lost);
         }
         self.log_lost(&hold, reason);

@@ -8,6 +8,7 @@ use crate::memory::log::metrics::count;
 use crate::memory::pending::PendingRelease;
 use crate::values::ids::HoldId;
 use crate::values::mode::Mode;
+use crate::values::must_exist::MustExist;
 use crate::values::token::Token;
 
 impl Decision<'_> {
@@ -39,7 +40,7 @@ impl Decision<'_> {
         if !release.whole {
             return self.end_entry(release, stored);
         }
-        let then = self.end(stored, &release.owner, release.mode);
+        let (then, _) = self.end_hold(stored, &release.owner, release.mode);
         self.follow(then);
         count(&mut self.locks.counters.session_releases);
     }
@@ -68,17 +69,14 @@ impl Decision<'_> {
     /// keys: a later hold of the same owner has another token, or belongs to no session. Without
     /// this check a grant that is over (BREAK, RELEASE, DEL) would end the owner's newer hold.
     fn is_held_by_its_session(&self, release: &PendingRelease) -> bool {
-        if release.mode != Mode::Read {
-            return false;
-        }
         let id = self.session_hold(&release.owner, release.mode);
         let hold = id.and_then(|id| self.locks.holds.get(id));
-        hold.is_some_and(|hold| hold.token == release.token)
+        release.mode == Mode::Read && hold.is_some_and(|hold| hold.token == release.token)
     }
 
     /// Tells a session if its hold is lost.
     pub(crate) fn check_hold(&mut self, id: HoldId, stored: &Stored) {
-        let Some(hold) = self.locks.holds.get(id) else {
+        let Some(hold) = self.locks.holds.get(id).must_exist() else {
             return;
         };
         let mode = hold.mode;

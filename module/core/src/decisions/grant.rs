@@ -8,9 +8,17 @@ use crate::interface::stored_permits::{PermitsHash, PermitsHolders, Room};
 use crate::memory::log::metrics::count;
 use crate::memory::table::Waiter;
 use crate::values::ids::{RecordId, WaiterId};
+use crate::values::lock_key::LockKey;
 use crate::values::mode::{Kind, Mode};
-use std::collections::BTreeSet;
+use crate::values::must_exist::MustExist;
+use crate::values::token::Token;
 use std::rc::Rc;
+
+/// A hold count, and the token of the hold.
+type Held = (i64, Token);
+
+/// Several locks, and the token of the hold of each.
+type Tokens = Rc<[(LockKey, Token)]>;
 
 impl Decision<'_> {
     // --- After the end of a hold -----------------------------------------------------------------
@@ -65,7 +73,7 @@ impl Decision<'_> {
         self.publish(held_as);
         // The first waiter waits for other locks as well. It may be able to have all of them now.
         if let Some(multi) = multi {
-            self.locks.mark_multi(multi, queue, self.now);
+            self.mark_multi(multi, queue);
         }
     }
 
@@ -100,13 +108,13 @@ impl Decision<'_> {
                 return self.reconcile_now();
             }
         }
-        let Some((id, first)) = self.locks.table.first(queue) else {
+        let Some((id, first)) = self.locks.table.first(queue).must_exist() else {
             return;
         };
         let (multi, mode, owner) = (first.multi, first.mode, Rc::clone(&first.owner));
         match multi {
             Some(multi) => {
-                self.locks.mark_multi(multi, queue, self.now);
+                self.mark_multi(multi, queue);
                 if stored.own(Mode::Plain).is_some() {
                     // Another program's script gave its owner this lock.
                     self.holder_may_have_all(&owner);
@@ -124,7 +132,7 @@ impl Decision<'_> {
             }
             None => {
                 if !stored.is_free() {
-                    self.tell_wanted(queue);
+                    self.locks.tell_wanted_by_queue(queue, self.effects);
                 }
                 self.check_after(stored.ends_for(mode));
             }
@@ -159,16 +167,7 @@ impl Decision<'_> {
     /// Grants a waiter for one lock, which can have it as it is stored. Returns its mode.
     fn grant_one(&mut self, id: WaiterId, stored: &Stored, message: Option<Mode>) -> Option<Mode> {
         let waiter = self.grant(id, message, |decision, entry| {
-            let (count, token) = decision.enter(stored, entry)?;
-            let (mode, several) = (entry.mode, None);
-            Ok((
-                count,
-                Grant {
-                    token,
-                    mode,
-                    several,
-                },
-            ))
+            Ok((decision.enter(stored, entry)?, None))
         })?;
         if waiter.wanted {
             self.ask_if_wanted(&waiter.owner, waiter.mode);
@@ -186,29 +185,30 @@ impl Decision<'_> {
         &mut self,
         id: WaiterId,
         message: Option<Mode>,
-        enter: impl FnOnce(&mut Self, &Entry<'_>) -> Result<(i64, Grant), CommandError>,
+        enter: impl FnOnce(&mut Self, &Entry<'_>) -> Result<(Held, Option<Tokens>), CommandError>,
     ) -> Option<Waiter> {
         let (waiter, of) = (self.locks.table.get(id)?, self.locks.wait_of(id)?);
+        let holder = Holder::Other(Rc::clone(&of.owner));
         let entry = Entry {
-            owner: &of.owner,
-            holder: Holder::Other(Rc::clone(&of.owner)),
             mode: waiter.mode,
             asked: waiter.asked,
-            token: None,
-            lease: waiter.lease,
-            session: waiter.session,
-            once: false,
             waited: true,
+            ..Entry::new(&of.owner, holder, waiter.lease, waiter.session)
         };
         let entered = enter(self, &entry);
         debug_assert!(entered.is_ok(), "who is granted can enter: {entered:?}");
-        let (held, grant) = entered.ok()?;
+        let ((count, token), several) = entered.ok()?;
         let waiter = self.locks.leave_queues(id)?;
+        let grant = Grant {
+            token,
+            mode: waiter.mode,
+            several,
+        };
         if let Some(message) = message {
             self.publish(message);
         }
         self.count_waited(self.now.mono_ms.saturating_sub(waiter.since));
-        self.locks.tell_granted(of, held, grant, self.effects);
+        self.locks.tell_granted(of, count, grant, self.effects);
         Some(waiter)
     }
 
@@ -228,7 +228,7 @@ impl Decision<'_> {
             return self.check_after(stored.ends_at());
         }
         let hash = stored.permits();
-        let Some((id, _)) = self.locks.table.first(queue) else {
+        let Some((id, _)) = self.locks.table.first(queue).must_exist() else {
             return;
         };
         if hash.limit.is_none() && self.refuse_without_limit(queue) {
@@ -257,8 +257,7 @@ impl Decision<'_> {
         others: Option<&PermitsHolders>,
         most: usize,
     ) {
-        let mut holders = others.map(PermitsHolders::holds);
-        let mut hold_already = None;
+        let mut beside = others.map(|others| (others, others.holds()));
         for number in 0..most.max(1) {
             let Some((id, first)) = self.locks.table.first(queue) else {
                 return;
@@ -267,14 +266,12 @@ impl Decision<'_> {
                 break;
             };
             if number > 0 {
-                let (Some(holders), Some(others)) = (&holders, others) else {
+                let Some((others, holders)) = &beside else {
                     break;
                 };
-                let hold_already: &BTreeSet<WaiterId> =
-                    hold_already.get_or_insert_with(|| self.waiters_among(queue, others));
                 // Checked before the room: a waiter that holds permits already is refused, whether
                 // its request fits or not.
-                if hold_already.contains(&id) {
+                if others.is_among(&first.owner) {
                     break;
                 }
                 match holders.room(asked, hash.limit, hash.ends_at) {
@@ -288,7 +285,7 @@ impl Decision<'_> {
             }
             let ends_at = lease.end(self.now);
             hash = hash.granted(ends_at);
-            if let Some(holders) = &mut holders {
+            if let Some((_, holders)) = &mut beside {
                 holders.add(ends_at, asked.permits);
             }
         }
@@ -296,16 +293,9 @@ impl Decision<'_> {
         self.reconcile_now();
     }
 
-    /// The waiters in a queue whose owners are among these holders.
-    fn waiters_among(&self, queue: RecordId, holders: &PermitsHolders) -> BTreeSet<WaiterId> {
-        let table = &self.locks.table;
-        let waiters = holders.owners().map(|owner| table.waiter_of(queue, owner));
-        waiters.flatten().map(|(id, _)| id).collect()
-    }
-
     /// The first waiter stays, and is looked at again when its request will fit.
     fn keep_out(&mut self, queue: RecordId, room: Room) {
-        self.tell_wanted(queue);
+        self.locks.tell_wanted_by_queue(queue, self.effects);
         self.check_after(room.at());
     }
 }

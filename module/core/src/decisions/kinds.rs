@@ -1,11 +1,12 @@
 //! What each kind of lock does with an entry, a release and a renewal.
 
-use crate::decisions::decision::{Decision, Entry, Then};
-use crate::interface::effect::Write;
+use crate::decisions::decision::{Decision, Entered, Entry, Then};
+use crate::interface::effect::{Field, Value, Write};
 use crate::interface::error::CommandError;
 use crate::interface::event::{EventKind, LostReason};
 use crate::interface::request::{Release, Renew};
 use crate::interface::stored::Stored;
+use crate::interface::stored_permits::PermitsHash;
 use crate::memory::hold::SessionHold;
 use crate::values::ids::SessionId;
 use crate::values::mode::Mode;
@@ -25,20 +26,48 @@ impl Decision<'_> {
         if stored.own(entry.mode).is_none() {
             // A session may still have a former hold of this owner on record, which others ended,
             // or whose lease is over. It is not the new hold, so it counts as lost.
-            self.lose_hold(entry.owner, entry.mode);
+            if let Some(id) = self.session_hold(entry.owner, entry.mode) {
+                self.lose(id, None);
+            }
         }
         if stored.leaves_hash() {
             self.write(Write::Delete);
         }
-        Ok(match (entry.mode, stored) {
-            (Mode::Plain, Stored::Plain(hash)) => self.reenter_plain(hash, entry)?,
-            (Mode::Plain, _) => self.begin_plain(entry),
+        let (count, token, ends_at) = match (entry.mode, stored) {
             (Mode::Permits, _) => self.enter_permits(&stored.permits(), entry)?,
+            (Mode::Plain, Stored::Plain(hash)) => self.reenter_plain(hash, entry)?,
             (Mode::Read | Mode::Write, Stored::ReadWrite(hash)) => {
                 self.enter_read_write(hash, entry)?
             }
-            (Mode::Read | Mode::Write, _) => self.begin_read_write(entry),
-        })
+            _ => self.begin(entry),
+        };
+        self.bind(entry.owner, entry.mode, entry.session, Some(token), ends_at);
+        Ok((count, token))
+    }
+
+    /// Takes a free lock with one holder, or as the first reader or the writer.
+    fn begin(&mut self, entry: &Entry<'_>) -> Entered {
+        let token = entry.token.unwrap_or_else(|| self.mint());
+        let end = entry.lease.end(self.now);
+        self.count_grant();
+        let holder = entry.holder.clone();
+        match entry.mode {
+            Mode::Write => self.write(Write::SetWriter(holder, 1, token, true)),
+            Mode::Read => {
+                let mode = (Field::Mode, Value::Mode(Mode::Read));
+                let own = (Field::Owner(holder), Value::Number(1));
+                self.write(Write::Set(mode, Some(own)));
+                self.set_timeout(&entry.holder, 1, token, end);
+            }
+            Mode::Plain | Mode::Permits => {
+                let own = (Field::Owner(holder), Value::Number(1));
+                let fence = (Field::Fence, Value::Fence(token));
+                self.write(Write::Set(own, Some(fence)));
+            }
+        }
+        self.write(Write::ExpireAt(end));
+        self.check_after(Some(end));
+        (1, token, Some(end))
     }
 
     /// Gives one of the owner's `held` holds back, or permits. Returns what the owner has left.
@@ -48,14 +77,16 @@ impl Decision<'_> {
         held: i64,
         request: &Release<'_>,
     ) -> Result<(i64, Then), CommandError> {
-        let left = held.saturating_sub(1);
-        match stored {
+        let (left, mode) = (held.saturating_sub(1), request.mode);
+        let lease_end = request.lease.map(|lease| lease.end(self.now));
+        let (token, ends_at) = match stored {
             Stored::Permits(hash) => return self.release_permits(hash, request),
             _ if left == 0 => return Ok((0, self.give_back(stored, request))),
-            Stored::Plain(hash) => self.count_down_plain(hash, left, request),
-            Stored::ReadWrite(hash) => self.count_down_read_write(hash, left, request),
-            Stored::Free | Stored::NoHolder | Stored::OtherType | Stored::Data => {}
-        }
+            Stored::Plain(hash) => self.count_down_plain(hash, left, lease_end),
+            Stored::ReadWrite(hash) => self.count_down_read_write(hash, left, mode, lease_end),
+            _ => return Ok((left, Then::Nothing)),
+        };
+        self.bind(request.owner, mode, None, token, ends_at);
         Ok((left, Then::Nothing))
     }
 
@@ -72,13 +103,9 @@ impl Decision<'_> {
         then
     }
 
-    /// Ends the owner's hold in this mode, whatever its count.
-    pub(crate) fn end(&mut self, stored: &Stored, owner: &[u8], mode: Mode) -> Then {
-        self.end_hold(stored, owner, mode).0
-    }
-
-    /// The same. Returns also the hold's record, if it belonged to a session.
-    fn end_hold(
+    /// Ends the owner's hold in this mode, whatever its count. Returns also the hold's record, if
+    /// it belonged to a session.
+    pub(crate) fn end_hold(
         &mut self,
         stored: &Stored,
         owner: &[u8],
@@ -103,11 +130,15 @@ impl Decision<'_> {
         request: &Renew<'_>,
         session: Option<SessionId>,
     ) {
-        match stored {
-            Stored::Plain(hash) => self.renew_plain(hash, request, session),
-            Stored::ReadWrite(hash) => self.renew_read_write(hash, request, session),
-            Stored::Permits(hash) => self.renew_permits(hash, request, session),
-            Stored::Free | Stored::NoHolder | Stored::OtherType | Stored::Data => {}
-        }
+        let wanted = request.lease.end(self.now);
+        let (token, ends_at) = match stored {
+            Stored::Plain(hash) => (hash.token(), self.start_lease(hash, wanted)),
+            Stored::ReadWrite(hash) => self.renew_read_write(hash, request.mode, wanted),
+            Stored::Permits(PermitsHash { own: Some(own), .. }) => {
+                self.set_own_permits(&stored.permits(), own.ending(wanted))
+            }
+            _ => return,
+        };
+        self.bind(request.owner, request.mode, session, token, ends_at);
     }
 }

@@ -5,8 +5,8 @@ use crate::interface::event::LostReason;
 use crate::interface::stored::HeldBy;
 use crate::memory::hold::SessionHold;
 use crate::memory::log::event_log::LogEvent;
-use crate::memory::state::held_ms;
 use crate::values::mode::Mode;
+use crate::values::time::held_ms;
 use crate::values::token::Token;
 use crate::values::word::Word;
 use std::fmt::Write as _;
@@ -30,9 +30,7 @@ impl Decision<'_> {
             held_ms,
             self.locks.sessions.name_of(hold.session),
         );
-        let (lock, owner) = (hold.lock.as_ref(), Some(&*hold.owner));
-        let (log, now) = (&mut self.locks.log, self.now);
-        log.add(LogEvent::Lost, lock, owner, hold.token, text, now);
+        self.log(LogEvent::Lost, Some(&hold.owner), hold.token, text);
     }
 
     /// Logs that BREAK is about to end these holds: this many of readers or of permits. `first` is
@@ -58,8 +56,7 @@ impl Decision<'_> {
                 .hold_view(self.at, owner, held_as, token, self.now);
             describe_hold(&mut text, view.held_ms, view.session.as_ref());
         }
-        let (log, now) = (&mut self.locks.log, self.now);
-        log.add(LogEvent::Broken, self.at, owner, token, text, now);
+        self.log(LogEvent::Broken, owner, token, text);
     }
 
     /// Logs a hold that ends, if it was long.
@@ -75,8 +72,13 @@ impl Decision<'_> {
         }
         let mut text = "given back".to_owned();
         describe_hold(&mut text, view.held_ms, view.session.as_ref());
-        let (log, now) = (&mut self.locks.log, self.now);
-        log.add(LogEvent::LongHold, self.at, Some(owner), token, text, now);
+        self.log(LogEvent::LongHold, Some(owner), token, text);
+    }
+
+    /// Logs an event at this lock.
+    fn log(&mut self, event: LogEvent, owner: Option<&[u8]>, token: Option<Token>, text: String) {
+        let log = &mut self.locks.log;
+        log.add(event, self.at, owner, token, text, self.now);
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct PendingWait {
 
 /// When the present leases end, as far as is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum LeaseEnds {
+pub(crate) enum LeaseEnds {
     /// The lock is free, and promised to others.
     Promised,
     One(Option<i64>),
@@ -23,26 +23,10 @@ enum LeaseEnds {
 }
 
 impl PendingWait {
-    pub(crate) fn promised() -> Self {
-        Self {
-            ttl_ms: 0,
-            lease_ends: LeaseEnds::Promised,
-            is_out_of_date: false,
-        }
-    }
-
-    pub(crate) fn until(lease_end: Option<i64>, ttl_ms: i64) -> Self {
+    pub(crate) fn new(lease_ends: LeaseEnds, ttl_ms: i64) -> Self {
         Self {
             ttl_ms,
-            lease_ends: LeaseEnds::One(lease_end),
-            is_out_of_date: false,
-        }
-    }
-
-    pub(crate) fn for_several(lease_ends: Vec<Option<i64>>, ttl_ms: i64) -> Self {
-        Self {
-            ttl_ms,
-            lease_ends: LeaseEnds::Several(lease_ends),
+            lease_ends,
             is_out_of_date: false,
         }
     }

@@ -4,17 +4,16 @@
 //! Strictly first come, first served: the first waiter waits until its request fits, and no waiter
 //! behind it passes.
 
-use crate::decisions::decision::{Decision, Entry, Then};
+use crate::decisions::decision::{Decision, Entered, Entry, Then, TokenAndEnd};
 use crate::decisions::telling::TOLD_AT_ONCE;
 use crate::interface::effect::{Field, Holder, Value, WaitOutcome, Write};
 use crate::interface::error::CommandError;
-use crate::interface::request::{Release, Renew};
+use crate::interface::request::Release;
 use crate::interface::stored::Stored;
 use crate::interface::stored_permits::{Permits, PermitsHash, PermitsHold, PermitsRequest};
 use crate::memory::log::metrics::count;
-use crate::values::ids::{RecordId, SessionId};
+use crate::values::ids::RecordId;
 use crate::values::mode::{Kind, Mode};
-use crate::values::token::Token;
 
 /// Holders that never release leave their fields in the hash for as long as others hold permits. A
 /// grant that finds this many of them has them removed.
@@ -29,7 +28,7 @@ impl Decision<'_> {
         &mut self,
         hash: &PermitsHash,
         entry: &Entry<'_>,
-    ) -> Result<(i64, Token), CommandError> {
+    ) -> Result<Entered, CommandError> {
         let Some(own) = hash.own else {
             return self.begin_permits(hash, entry);
         };
@@ -37,16 +36,16 @@ impl Decision<'_> {
             return Err(CommandError::Held);
         }
         count(&mut self.locks.counters.reentries);
-        let own = own.begun_anew(entry.lease, self.now);
-        self.set_own_permits(hash, own, entry.owner, entry.session);
-        Ok((own.permits.get(), own.token))
+        let own = own.ending(entry.lease.end(self.now));
+        self.set_own_permits(hash, own);
+        Ok((own.permits.get(), own.token, Some(own.ends_at)))
     }
 
     fn begin_permits(
         &mut self,
         hash: &PermitsHash,
         entry: &Entry<'_>,
-    ) -> Result<(i64, Token), CommandError> {
+    ) -> Result<Entered, CommandError> {
         let permits = entry.asked.ok_or(CommandError::NoLimit)?.permits;
         let (token, ends_at) = (self.mint(), entry.lease.end(self.now));
         let hold = PermitsHold {
@@ -66,21 +65,7 @@ impl Decision<'_> {
                 self.locks.agenda.add_sweep(self.at);
             }
         }
-        let (owner, session) = (entry.owner, entry.session);
-        self.bind(owner, Mode::Permits, session, Some(token), Some(ends_at));
-        Ok((permits.get(), token))
-    }
-
-    pub(crate) fn renew_permits(
-        &mut self,
-        hash: &PermitsHash,
-        request: &Renew<'_>,
-        session: Option<SessionId>,
-    ) {
-        if let Some(own) = hash.own {
-            let renewed = own.begun_anew(request.lease, self.now);
-            self.set_own_permits(hash, renewed, request.owner, session);
-        }
+        Ok((permits.get(), token, Some(ends_at)))
     }
 
     /// Gives some permits back, or all. Returns the permits left.
@@ -104,11 +89,10 @@ impl Decision<'_> {
             return Ok((0, then));
         };
         let rest = PermitsHold { permits, ..own };
-        let rest = match request.lease {
-            Some(lease) => rest.begun_anew(lease, self.now),
-            None => rest,
-        };
-        self.set_own_permits(hash, rest, request.owner, None);
+        let lease_end = request.lease.map(|lease| lease.end(self.now));
+        let rest = rest.ending(lease_end.unwrap_or(rest.ends_at));
+        let (token, ends_at) = self.set_own_permits(hash, rest);
+        self.bind(request.owner, Mode::Permits, None, token, ends_at);
         Ok((left, Then::MayLetIn))
     }
 
@@ -120,9 +104,7 @@ impl Decision<'_> {
         limit: Option<Permits>,
     ) -> Result<i64, CommandError> {
         self.check_kind(stored, Kind::Permits)?;
-        if let Some(queue) = self.queue().filter(|_| stored.is_free()) {
-            self.check_kind_of_first(queue, Mode::Permits)?;
-        }
+        self.check_kind_of_first(stored, Kind::Permits)?;
         let before = stored.permits().limit;
         self.write(limit.map_or(Write::DeleteLimit, |limit| {
             Write::SetLimit(Value::Number(limit.get()))
@@ -165,19 +147,12 @@ impl Decision<'_> {
     }
 
     /// Replaces the owner's hold by this one.
-    fn set_own_permits(
-        &mut self,
-        hash: &PermitsHash,
-        hold: PermitsHold,
-        owner: &[u8],
-        session: Option<SessionId>,
-    ) {
+    pub(crate) fn set_own_permits(&mut self, hash: &PermitsHash, hold: PermitsHold) -> TokenAndEnd {
         self.write(Write::SetPermits(Holder::Caller, hold, false));
         self.expire_permits(hash, Some(hold.ends_at));
         // The lease may end earlier than before. Then a waiter may fit, so the queue must look.
         self.check_after(Some(hold.ends_at));
-        let (token, end) = (Some(hold.token), Some(hold.ends_at));
-        self.bind(owner, Mode::Permits, session, token, end);
+        (Some(hold.token), Some(hold.ends_at))
     }
 
     fn expire_permits(&mut self, hash: &PermitsHash, own_end: Option<i64>) {

@@ -1,38 +1,20 @@
 //! The plain lock: one holder, who may enter again.
 
-use crate::decisions::decision::{Decision, Entry, Then};
+use crate::decisions::decision::{Decision, Entered, Entry, Then, TokenAndEnd};
 use crate::interface::effect::{Field, Holder, Value, Write};
 use crate::interface::error::CommandError;
-use crate::interface::request::{Release, Renew};
 use crate::interface::stored::Hash;
 use crate::memory::log::metrics::count;
-use crate::values::ids::SessionId;
 use crate::values::mode::Mode;
-use crate::values::token::Token;
 
 impl Decision<'_> {
-    /// Takes a free lock. Returns the hold count and the token.
-    pub(crate) fn begin_plain(&mut self, entry: &Entry<'_>) -> (i64, Token) {
-        let (token, end) = (self.mint_for(entry), entry.lease.end(self.now));
-        self.count_grant();
-        self.write(Write::Set(
-            (Field::Owner(entry.holder.clone()), Value::Number(1)),
-            Some((Field::Fence, Value::Fence(token))),
-        ));
-        self.write(Write::ExpireAt(end));
-        self.check_after(Some(end));
-        let (owner, session) = (entry.owner, entry.session);
-        self.bind(owner, Mode::Plain, session, Some(token), Some(end));
-        (1, token)
-    }
-
     /// Enters the owner's hold once more, or with ONCE only starts its lease anew. A grant after a
     /// wait does not shorten the lease.
     pub(crate) fn reenter_plain(
         &mut self,
         hash: &Hash,
         entry: &Entry<'_>,
-    ) -> Result<(i64, Token), CommandError> {
+    ) -> Result<Entered, CommandError> {
         let (held, entered) = entry.counted(hash.own)?;
         // A hold that a script took has no token yet. Our own hold keeps the token of its grant,
         // but for one case: ONCE takes other locks with it, and names one token for all. The
@@ -58,41 +40,36 @@ impl Decision<'_> {
         } else {
             self.start_lease(hash, wanted)
         };
-        let (owner, session) = (entry.owner, entry.session);
-        self.bind(owner, Mode::Plain, session, Some(token), ends_at);
-        Ok((entered, token))
-    }
-
-    pub(crate) fn renew_plain(
-        &mut self,
-        hash: &Hash,
-        request: &Renew<'_>,
-        session: Option<SessionId>,
-    ) {
-        let ends_at = self.start_lease(hash, request.lease.end(self.now));
-        self.bind(request.owner, Mode::Plain, session, hash.token(), ends_at);
+        Ok((entered, token, ends_at))
     }
 
     /// Sets the end of the owner's lease. Returns the key's end, which may be later: other owners
     /// in the same hash must not lose time. Only another program can have written them there.
-    fn start_lease(&mut self, hash: &Hash, wanted: i64) -> Option<i64> {
-        let changed = hash.lease_end(wanted);
-        if let Some(end) = changed {
-            self.write(Write::ExpireAt(end));
-        }
-        let ends_at = changed.or_else(|| hash.ends_at());
+    pub(crate) fn start_lease(&mut self, hash: &Hash, wanted: i64) -> Option<i64> {
+        let changes = !hash.others || hash.ends_at().is_some_and(|end| wanted > end);
+        let ends_at = if changes {
+            self.write(Write::ExpireAt(wanted));
+            Some(wanted)
+        } else {
+            hash.ends_at()
+        };
         self.check_after(ends_at);
         ends_at
     }
 
-    /// The owner has given one hold back, and has `left`.
-    pub(crate) fn count_down_plain(&mut self, hash: &Hash, left: i64, request: &Release<'_>) {
+    /// The owner has given one hold back, and has `left`. Its lease begins anew, or stays.
+    pub(crate) fn count_down_plain(
+        &mut self,
+        hash: &Hash,
+        left: i64,
+        lease_end: Option<i64>,
+    ) -> TokenAndEnd {
         self.set(Field::Owner(Holder::Caller), Value::Number(left));
-        let ends_at = match request.lease {
-            Some(lease) => self.start_lease(hash, lease.end(self.now)),
+        let ends_at = match lease_end {
+            Some(wanted) => self.start_lease(hash, wanted),
             None => hash.ends_at(),
         };
-        self.bind(request.owner, Mode::Plain, None, hash.token(), ends_at);
+        (hash.token(), ends_at)
     }
 
     /// Ends the owner's hold.
@@ -104,16 +81,5 @@ impl Decision<'_> {
         // Another owner's field that has a TTL of its own may be over and still be counted as a
         // holder. Then the lock is free, and the queue must be reconciled.
         Then::MayLetIn
-    }
-}
-
-impl Hash {
-    /// The key's new expiry if this owner's lease shall end at `wanted`; none if the expiry stays.
-    /// While other owners are in the hash, it never gets earlier: they must not lose time.
-    fn lease_end(&self, wanted: i64) -> Option<i64> {
-        if !self.others {
-            return Some(wanted);
-        }
-        self.ends_at().filter(|end| wanted > *end).map(|_| wanted)
     }
 }

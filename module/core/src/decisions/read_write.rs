@@ -8,13 +8,11 @@
 //! decision grants one waiter. Whether the next one can be granted too is decided in the same turn,
 //! when the key has been read for its owner.
 
-use crate::decisions::decision::{Decision, Entry, Then};
+use crate::decisions::decision::{Decision, Entered, Entry, Then, TokenAndEnd};
 use crate::interface::effect::{Field, Holder, TimeoutKey, Value, Write};
 use crate::interface::error::CommandError;
-use crate::interface::request::{Release, Renew};
 use crate::interface::stored::{Count, ReadHold, ReadWrite};
 use crate::memory::log::metrics::count;
-use crate::values::ids::SessionId;
 use crate::values::limits::INTEGER_MAX;
 use crate::values::mode::Mode;
 use crate::values::time::NEVER;
@@ -32,36 +30,32 @@ impl Decision<'_> {
     pub(crate) fn renew_read_write(
         &mut self,
         hash: &ReadWrite,
-        request: &Renew<'_>,
-        session: Option<SessionId>,
-    ) {
-        let wanted = request.lease.end(self.now);
-        let (owner, mode) = (request.owner, request.mode);
-        let (token, own_end) = match hash.own_read {
+        mode: Mode,
+        wanted: i64,
+    ) -> TokenAndEnd {
+        let (token, own_end, key_end) = match hash.own_read {
             Some(own) if mode == Mode::Read => {
                 let key_end = hash.key_end(Some(wanted));
-                let (token, own_end) = match own.count {
+                match own.count {
                     Count::Valid(held) => {
                         let token = self.token_of_reader(&own);
                         self.set_timeout(&Holder::Caller, held, token, wanted);
-                        (Some(token), Some(wanted))
+                        (Some(token), Some(wanted), key_end)
                     }
                     // A malformed count does not tell which timeout key is the reader's. The hold
                     // lasts as long as the lock's key.
-                    Count::Malformed => (own.token, key_end.or(hash.ends_at())),
-                };
-                self.expire(hash, key_end);
-                (token, own_end)
+                    Count::Malformed => (own.token, key_end.or(hash.ends_at()), key_end),
+                }
             }
             _ => {
                 // Written even if it stays the same: WAIT counts only writes of its own connection,
                 // so a client that waits for replicas renews the hold first.
                 let key_end = hash.write_end(wanted).or(hash.ends_at());
-                self.expire(hash, key_end);
-                (hash.own_write.and_then(|own| own.token), key_end)
+                (hash.own_write.and_then(|own| own.token), key_end, key_end)
             }
         };
-        self.bind(owner, mode, session, token, own_end);
+        self.expire(hash, key_end);
+        (token, own_end)
     }
 
     /// The owner has given one hold back, and has `left`.
@@ -69,48 +63,30 @@ impl Decision<'_> {
         &mut self,
         hash: &ReadWrite,
         left: i64,
-        request: &Release<'_>,
-    ) {
-        match hash.own_read {
-            Some(own) if request.mode == Mode::Read => {
-                self.count_down_read(hash, &own, left, request);
+        mode: Mode,
+        lease_end: Option<i64>,
+    ) -> TokenAndEnd {
+        let (token, own_end, key_end) = match hash.own_read {
+            Some(own) if mode == Mode::Read => {
+                let token = self.token_of_reader(&own);
+                let end = lease_end.unwrap_or_else(|| self.lease_of(hash, &own));
+                self.set(Field::Owner(Holder::Caller), Value::Number(left));
+                self.set_timeout(&Holder::Caller, left, token, end);
+                self.delete_timeout(Holder::Caller, left.saturating_add(1));
+                (Some(token), Some(end), hash.key_end(Some(end)))
             }
-            _ => self.count_down_write(hash, left, request),
-        }
-    }
-
-    fn count_down_read(
-        &mut self,
-        hash: &ReadWrite,
-        own: &ReadHold,
-        left: i64,
-        request: &Release<'_>,
-    ) {
-        let token = self.token_of_reader(own);
-        let end = match request.lease {
-            Some(lease) => lease.end(self.now),
-            None => self.lease_of(hash, own),
+            _ => {
+                let token = hash.own_write.and_then(|own| own.token);
+                match token {
+                    Some(token) => self.write(Write::SetWriter(Holder::Caller, left, token, false)),
+                    None => self.set(Field::Writer(Holder::Caller), Value::Number(left)),
+                }
+                let key_end = lease_end.and_then(|wanted| hash.write_end(wanted));
+                (token, key_end.or(hash.ends_at()), key_end)
+            }
         };
-        self.set(Field::Owner(Holder::Caller), Value::Number(left));
-        self.set_timeout(&Holder::Caller, left, token, end);
-        self.delete_timeout(Holder::Caller, left.saturating_add(1));
-        let key_end = hash.key_end(Some(end));
         self.expire(hash, key_end);
-        self.bind(request.owner, Mode::Read, None, Some(token), Some(end));
-    }
-
-    fn count_down_write(&mut self, hash: &ReadWrite, left: i64, request: &Release<'_>) {
-        let token = hash.own_write.and_then(|own| own.token);
-        match token {
-            Some(token) => self.write(Write::SetWriter(Holder::Caller, left, token, false)),
-            None => self.set(Field::Writer(Holder::Caller), Value::Number(left)),
-        }
-        let key_end = request
-            .lease
-            .and_then(|lease| hash.write_end(lease.end(self.now)));
-        self.expire(hash, key_end);
-        let end = key_end.or(hash.ends_at());
-        self.bind(request.owner, Mode::Write, None, token, end);
+        (token, own_end)
     }
 
     // --- The end of a hold -----------------------------------------------------------------------
@@ -176,33 +152,12 @@ impl Decision<'_> {
 
     // --- Entering --------------------------------------------------------------------------------
 
-    /// Takes a free lock. Returns the hold count, which is 1, and the token.
-    pub(crate) fn begin_read_write(&mut self, entry: &Entry<'_>) -> (i64, Token) {
-        let (token, end) = (self.mint_for(entry), entry.lease.end(self.now));
-        self.count_grant();
-        let holder = || entry.holder.clone();
-        if entry.mode == Mode::Write {
-            self.write(Write::SetWriter(holder(), 1, token, true));
-        } else {
-            self.write(Write::Set(
-                (Field::Mode, Value::Mode(Mode::Read)),
-                Some((Field::Owner(holder()), Value::Number(1))),
-            ));
-            self.set_timeout(&entry.holder, 1, token, end);
-        }
-        self.write(Write::ExpireAt(end));
-        self.check_after(Some(end));
-        let (owner, session) = (entry.owner, entry.session);
-        self.bind(owner, entry.mode, session, Some(token), Some(end));
-        (1, token)
-    }
-
-    /// Enters a lock beside its present holders. Returns the hold count and the token.
+    /// Enters a lock beside its present holders. Returns its own hold then.
     pub(crate) fn enter_read_write(
         &mut self,
         hash: &ReadWrite,
         entry: &Entry<'_>,
-    ) -> Result<(i64, Token), CommandError> {
+    ) -> Result<Entered, CommandError> {
         let own = hash.own(entry.mode);
         let (held, entered) = entry.counted(own.map(|(count, _)| count))?;
         let stored_token = own.and_then(|(_, token)| token);
@@ -230,8 +185,7 @@ impl Decision<'_> {
         if entry.mode == Mode::Read && held == 0 && token.get() % SWEEP_EVERY == 0 {
             self.locks.agenda.add_sweep(self.at);
         }
-        self.bind(entry.owner, entry.mode, entry.session, Some(token), own_end);
-        Ok((entered, token))
+        Ok((entered, token, own_end))
     }
 
     /// Starts the lease of an entry by a reader or the writer. Returns when the owner's own hold
@@ -272,7 +226,7 @@ impl Decision<'_> {
 
     /// Each timeout key that we write has a token and the reader's longest lease, so that a look
     /// need not go on to the keys of its earlier entries.
-    fn set_timeout(&mut self, reader: &Holder, number: i64, token: Token, end: i64) {
+    pub(crate) fn set_timeout(&mut self, reader: &Holder, number: i64, token: Token, end: i64) {
         let key = TimeoutKey {
             reader: reader.clone(),
             number,

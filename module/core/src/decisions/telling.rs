@@ -93,20 +93,6 @@ impl Locks {
         }
     }
 
-    /// The session connection closed: tells the session that one of its waits has left. A waiter
-    /// that is blocked on a connection of its own is told there.
-    pub(crate) fn tell_detached(&mut self, of: WaitOf, effects: &mut Vec<Effect>) {
-        match of.reply_to {
-            ReplyTarget::Client { handle, .. } => effects.push(Effect::Leave {
-                client: handle,
-                why: WaitOutcome::Refused(CommandError::NoSession),
-            }),
-            ReplyTarget::Session(session) => {
-                self.tell(session, of.event(EventKind::Left, None), effects);
-            }
-        }
-    }
-
     /// Takes a waiter out of the queue without a grant, and tells it why.
     pub(crate) fn leave(
         &mut self,
@@ -135,16 +121,14 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> bool {
         self.table.mark_dirty(queue);
-        let mut told = 0_usize;
-        while told < TOLD_AT_ONCE
-            && let Some((id, _)) = self.table.first(queue)
-            && self
-                .leave(id, WaitOutcome::Refused(error.clone()), effects)
-                .is_some()
-        {
-            told = told.saturating_add(1);
+        for told in 0..TOLD_AT_ONCE {
+            let why = WaitOutcome::Refused(error.clone());
+            let first = self.table.first(queue).map(|(id, _)| id);
+            if first.and_then(|id| self.leave(id, why, effects)).is_none() {
+                return told > 0;
+            }
         }
-        told > 0
+        true
     }
 
     pub(crate) fn tell_left(&mut self, of: WaitOf, why: WaitOutcome, effects: &mut Vec<Effect>) {
@@ -156,6 +140,9 @@ impl Locks {
             ReplyTarget::Session(session) => {
                 let kind = match why {
                     WaitOutcome::NotAcquired { ttl_ms } => EventKind::Timeout { ttl_ms },
+                    // Its own session connection closed. A waiter that is blocked on another
+                    // connection is refused there.
+                    WaitOutcome::Refused(CommandError::NoSession) => EventKind::Left,
                     WaitOutcome::Refused(error) => EventKind::Error(error),
                 };
                 self.tell(session, of.event(kind, None), effects);

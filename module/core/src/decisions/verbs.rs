@@ -1,15 +1,16 @@
 //! The commands about one lock, from ACQUIRE to BREAK: who gets the lock, and who keeps it.
 
 use crate::decisions::decision::{Acquired, Decision, Entry, Then};
-use crate::decisions::pending_wait::PendingWait;
+use crate::decisions::pending_wait::{LeaseEnds, PendingWait};
 use crate::interface::effect::{Holder, TimeoutKey, WaitOutcome, Write};
 use crate::interface::error::CommandError;
 use crate::interface::event::LostReason;
+use crate::interface::outcome::Outcome;
 use crate::interface::request::{Acquire, Cancel, Guard, Release, Renew, WaitMode};
 use crate::interface::stored::{Count, HeldBy, ReadWrite, Stored};
 use crate::memory::log::metrics::count;
+use crate::memory::state::Locks;
 use crate::values::circle::Circle;
-use crate::values::ids::{RecordId, WaiterId};
 use crate::values::mode::Mode;
 use std::rc::Rc;
 
@@ -26,37 +27,55 @@ impl Decision<'_> {
     ) -> Result<Acquired, CommandError> {
         let session = self.locks.listened(request.session)?;
         self.check_kind(stored, request.mode.kind())?;
-        let entry = Entry::of(request, session);
+        let entry = Entry {
+            mode: request.mode,
+            asked: request.asked,
+            once: request.once,
+            ..Entry::new(request.owner, Holder::Caller, request.lease, session)
+        };
         if !stored.is_new_to_owner(request.mode) {
-            return self.enter(stored, &entry).map(Acquired::held);
+            return self.admit(stored, &entry, request.wanted);
         }
         let (queue, has_room) = (self.queue(), stored.has_room(request.mode));
         let is_theirs = stored.is_free() || has_room && request.mode == Mode::Permits;
         // A newcomer that arrives after the end of a lease, but before the queue is looked at, must
         // not overtake the waiters.
         if queue.is_some() && is_theirs && !is_reconciled {
+            self.reconcile_now();
             return Ok(Acquired::ReconcileFirst);
         }
-        if let Some(queue) = queue.filter(|_| stored.is_free()) {
-            self.check_kind_of_first(queue, request.mode)?;
-        }
+        self.check_kind_of_first(stored, request.mode.kind())?;
         self.check_can_end(stored, request)?;
         if has_room && queue.is_none() && !self.locks.grant_delay.lasts(self.now) {
             if stored.is_free() {
                 self.lose_holds(None);
             }
-            return self.enter(stored, &entry).map(Acquired::held);
+            return self.admit(stored, &entry, request.wanted);
         }
         let pending_wait = if is_theirs && has_room {
-            PendingWait::promised()
+            PendingWait::new(LeaseEnds::Promised, 0)
         } else {
             let ends_at = stored.ends_for(request.mode);
             if request.mode != Mode::Permits {
                 self.check_after(ends_at);
             }
-            PendingWait::until(ends_at, stored.ttl_ms(self.now))
+            PendingWait::new(LeaseEnds::One(ends_at), stored.ttl_ms(self.now))
         };
         self.wait_for(pending_wait, request, waiters_max)
+    }
+
+    /// The caller of an ACQUIRE enters the lock.
+    fn admit(
+        &mut self,
+        stored: &Stored,
+        entry: &Entry<'_>,
+        wanted: bool,
+    ) -> Result<Acquired, CommandError> {
+        let (count, token) = self.enter(stored, entry)?;
+        if wanted {
+            self.ask_if_wanted(entry.owner, entry.mode);
+        }
+        Ok(Acquired::held(count, token))
     }
 
     /// Refuses a request whose wait could never end with the lock: for more permits than the limit,
@@ -68,7 +87,7 @@ impl Decision<'_> {
     ) -> Result<(), CommandError> {
         match (stored, request.asked) {
             // An owner that waits already stays in the queue when the limit is lowered.
-            (_, Some(asked)) if self.own_place(request).is_none() => {
+            (_, Some(asked)) if self.locks.own_place(self.at, request).is_none() => {
                 stored.permits().check_limit(asked)
             }
             (Stored::ReadWrite(hash), _)
@@ -92,24 +111,20 @@ impl Decision<'_> {
         pending_wait.ttl_ms = self.locks.ttl_or_delay_ms(pending_wait.ttl_ms, self.now);
         if request.wait_mode == WaitMode::None {
             if self.locks.holds.any_asks() && pending_wait.is_kept_out() {
-                self.tell_wanted_in_vain(request.owner, request.mode);
+                self.locks
+                    .tell_wanted_by(self.at, request.owner, request.mode, self.effects);
             }
-            return Ok(Acquired::NotHeld {
-                ttl_ms: pending_wait.ttl_ms,
-            });
+            let ttl_ms = pending_wait.ttl_ms;
+            return Ok(Acquired::Decided(Outcome::NotHeld { ttl_ms }));
         }
-        if self.own_place(request).is_none() {
+        if self.locks.own_place(self.at, request).is_none() {
             self.check_may_wait(request.owner, request.mode, waiters_max)?;
         }
         Ok(Acquired::MustWait(pending_wait))
     }
 
-    /// The owner's place in the queue, if the request takes it over (ONCE).
-    pub(crate) fn own_place(&self, request: &Acquire<'_>) -> Option<WaiterId> {
-        self.locks.own_place(self.at, request)
-    }
-
-    /// Whether this owner may join the queue.
+    /// Whether this owner may join the queue. An owner stands in a queue once, so one that waits to
+    /// read and asks to write would wait for itself.
     pub(crate) fn check_may_wait(
         &mut self,
         owner: &[u8],
@@ -119,39 +134,17 @@ impl Decision<'_> {
         let Some(queue) = self.queue() else {
             return Ok(());
         };
-        self.check_not_waiting(queue, owner, mode)?;
-        self.check_room(queue, owner, waiters_max)
-    }
-
-    /// An owner stands in a queue once. If it waits to read and asks to write, it would wait for
-    /// itself.
-    fn check_not_waiting(
-        &mut self,
-        queue: RecordId,
-        owner: &[u8],
-        mode: Mode,
-    ) -> Result<(), CommandError> {
-        let waiter = self.locks.table.waiter_of(queue, owner);
-        match waiter.map(|(_, waiter)| waiter.mode) {
-            None => Ok(()),
+        let Locks { table, log, .. } = &mut *self.locks;
+        match table.waiter_of(queue, owner).map(|(_, of)| of.mode) {
+            None if table.length(queue) < waiters_max => Ok(()),
+            None => {
+                let error = CommandError::TooManyWaiters(waiters_max);
+                log.add_full(self.at, owner, || error.to_string(), self.now);
+                Err(error)
+            }
             Some(Mode::Read) if mode == Mode::Write => Err(self.refuse_upgrade(owner)),
             Some(_) => Err(CommandError::Waiting),
         }
-    }
-
-    fn check_room(
-        &mut self,
-        queue: RecordId,
-        owner: &[u8],
-        waiters_max: u32,
-    ) -> Result<(), CommandError> {
-        if self.locks.table.length(queue) < waiters_max {
-            return Ok(());
-        }
-        let error = CommandError::TooManyWaiters(waiters_max);
-        let log = &mut self.locks.log;
-        log.add_full(self.at, owner, || error.to_string(), self.now);
-        Err(error)
     }
 
     /// Refuses a reader that asks to wait for WRITE: it would wait for itself.
@@ -225,8 +218,7 @@ impl Decision<'_> {
 
     /// CANCEL: takes the owner's waiter out of the queue. Returns how many there were, 0 or 1.
     pub(crate) fn cancel(&mut self, stored: &Stored, request: &Cancel<'_>) -> i64 {
-        let queue = self.queue();
-        let waiter = queue.and_then(|queue| self.locks.table.waiter_of(queue, request.owner));
+        let waiter = self.locks.table.waiter_at(self.at, request.owner);
         let waiter = waiter.filter(|(_, of)| request.mode.is_none_or(|mode| of.mode == mode));
         let Some(id) = waiter.map(|(id, _)| id) else {
             return 0;

@@ -13,10 +13,10 @@ use crate::interface::event::EventKind;
 use crate::interface::stored::{Hash, Stored};
 use crate::memory::hold::SessionHold;
 use crate::memory::state::Locks;
-use crate::values::ids::{HoldId, RecordId, WaiterId};
+use crate::memory::table::LockTable;
+use crate::values::ids::{RecordId, WaiterId};
 use crate::values::lock_key::LockRef;
 use crate::values::mode::Mode;
-use crate::values::time::Now;
 use std::rc::Rc;
 
 impl SessionHold {
@@ -46,62 +46,32 @@ impl Decision<'_> {
         }
     }
 
-    /// A caller that does not wait is refused, since others hold the lock: tells the holds that
-    /// keep it out.
-    pub(crate) fn tell_wanted_in_vain(&mut self, owner: &[u8], mode: Mode) {
-        self.locks
-            .tell_wanted_by(self.at, owner, mode, self.effects);
+    /// Notes that the session wants to be told when one of these locks is wanted.
+    pub(crate) fn ask_if_several_wanted(&mut self, several: &LockSet<'_>, owner: &[u8]) {
+        for (place, lock, _) in several.each() {
+            self.part(place, lock).ask_if_wanted(owner, Mode::Plain);
+        }
     }
 
-    /// The first waiter cannot be granted: tells the holds that keep the queue out.
-    pub(crate) fn tell_wanted(&mut self, queue: RecordId) {
-        if self.locks.holds.any_asks() {
-            self.locks.tell_wanted_by_queue(queue, self.effects);
+    /// A MACQUIRE that does not wait is refused: it wants those of its locks that others hold.
+    pub(crate) fn tell_several_wanted(&mut self, several: &LockSet<'_>, owner: &[u8]) {
+        for (_, lock, stored) in several.each() {
+            if let Stored::Plain(Hash { own: None, .. }) = stored {
+                self.locks
+                    .tell_wanted_by(lock, owner, Mode::Plain, self.effects);
+            }
         }
     }
 }
 
 impl Locks {
-    /// Notes that the session wants to be told when one of these locks is wanted.
-    pub(crate) fn ask_if_several_wanted(
-        &mut self,
-        several: &LockSet<'_>,
-        owner: &[u8],
-        now: Now,
-        effects: &mut Vec<Effect>,
-    ) {
-        for (place, lock, _) in several.each() {
-            self.decision(lock, place, now, effects)
-                .ask_if_wanted(owner, Mode::Plain);
-        }
-    }
-
-    /// A MACQUIRE that does not wait is refused: it wants those of its locks that others hold.
-    pub(crate) fn tell_several_wanted(
-        &mut self,
-        several: &LockSet<'_>,
-        owner: &[u8],
-        effects: &mut Vec<Effect>,
-    ) {
-        for (_, lock, stored) in several.each() {
-            if let Stored::Plain(Hash { own: None, .. }) = stored {
-                self.tell_wanted_by(lock, owner, Mode::Plain, effects);
+    /// A wait has begun: tells the holds that keep its waiters out.
+    pub(crate) fn tell_wanted_by_newcomer(&mut self, wait: WaiterId, effects: &mut Vec<Effect>) {
+        for id in self.members(&wait).to_vec() {
+            if let (Some(lock), Some(waiter)) = (self.lock_of(id), self.table.get(id)) {
+                let (owner, mode) = (Rc::clone(&waiter.owner), waiter.mode);
+                self.tell_wanted_by(lock.as_ref(), &owner, mode, effects);
             }
-        }
-    }
-
-    /// The waiters of one owner have joined their queues: tells the holds that keep them out.
-    pub(crate) fn tell_wanted_by_newcomer(
-        &mut self,
-        waiters: &[WaiterId],
-        effects: &mut Vec<Effect>,
-    ) {
-        for id in waiters {
-            let (Some(lock), Some(waiter)) = (self.lock_of(*id), self.table.get(*id)) else {
-                continue;
-            };
-            let (owner, mode) = (Rc::clone(&waiter.owner), waiter.mode);
-            self.tell_wanted_by(lock.as_ref(), &owner, mode, effects);
         }
     }
 
@@ -117,30 +87,32 @@ impl Locks {
         let Some(record) = self.table.find(lock) else {
             return;
         };
-        let asks = self.holds.asking(record);
-        let told = asks.filter(|(_, hold)| hold.keeps_out(owner, mode));
-        let told: Vec<HoldId> = told.map(|(id, _)| id).collect();
-        self.tell_holds(&told, record, effects);
+        let keeps_out = |_: &LockTable, hold: &SessionHold| hold.keeps_out(owner, mode);
+        self.tell_holds(record, keeps_out, effects);
     }
 
-    fn tell_wanted_by_queue(&mut self, queue: RecordId, effects: &mut Vec<Effect>) {
-        let keeps_out = |(_, hold): &(HoldId, &SessionHold)| {
-            let (owner, mode) = (&hold.owner, hold.mode);
-            self.table.is_anybody_kept_out(queue, owner, mode)
+    /// The first waiter in a queue cannot be granted: tells the holds that keep the queue out.
+    pub(crate) fn tell_wanted_by_queue(&mut self, queue: RecordId, effects: &mut Vec<Effect>) {
+        let keeps_out = |table: &LockTable, hold: &SessionHold| {
+            table.is_anybody_kept_out(queue, &hold.owner, hold.mode)
         };
-        let told = self.holds.asking(queue).filter(keeps_out);
-        let told: Vec<HoldId> = told.map(|(id, _)| id).collect();
-        self.tell_holds(&told, queue, effects);
+        self.tell_holds(queue, keeps_out, effects);
     }
 
-    fn tell_holds(&mut self, told: &[HoldId], record: RecordId, effects: &mut Vec<Effect>) {
+    /// Tells the holds of a lock that asked and that keep somebody out.
+    fn tell_holds(
+        &mut self,
+        record: RecordId,
+        keeps_out: impl Fn(&LockTable, &SessionHold) -> bool,
+        effects: &mut Vec<Effect>,
+    ) {
         let waiters = self.table.length(record);
-        for id in told {
-            self.holds.ask_no_more(*id);
-            let Some(hold) = self.holds.get(*id) else {
-                continue;
-            };
-            self.tell_of(hold.clone(), EventKind::Wanted { waiters }, effects);
+        let asking = self.holds.asking(record);
+        let told = asking.filter(|(_, hold)| keeps_out(&self.table, hold));
+        let told: Vec<_> = told.map(|(id, hold)| (id, hold.clone())).collect();
+        for (id, hold) in told {
+            self.holds.ask_no_more(id);
+            self.tell_of(hold, EventKind::Wanted { waiters }, effects);
         }
     }
 }

@@ -66,13 +66,6 @@ pub enum Effect {
     Log(String),
 }
 
-impl Effect {
-    /// Whether the key of a lock is deleted.
-    pub(crate) fn is_deletion(&self) -> bool {
-        matches!(self, Self::Write { write, .. } if *write == Write::Delete)
-    }
-}
-
 /// An operation on a lock's key, on a timeout key of one of its readers, or on the key of a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {

@@ -6,6 +6,8 @@ pub(crate) mod effect;
 pub(crate) mod error;
 pub(crate) mod event;
 pub mod guarded;
+pub(crate) mod options;
+pub(crate) mod outcome;
 pub(crate) mod parse;
 pub mod request;
 pub(crate) mod stored;

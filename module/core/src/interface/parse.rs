@@ -13,17 +13,22 @@ use crate::values::token::Token;
 use crate::values::word::Word;
 
 /// The arguments of a command, parsed from left to right.
-pub(crate) struct Arguments<I>(I);
+pub(crate) struct Arguments<I> {
+    args: I,
+    /// The index of the last one that was taken, among the words of the command, whose name has
+    /// index 0.
+    pub(crate) place: usize,
+}
 
 impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
     pub(crate) fn new(args: I) -> Self {
-        Self(args)
+        Self { args, place: 0 }
     }
 
     /// The next required argument.
     pub(crate) fn next(&mut self) -> Result<&'a [u8], CommandError> {
         // Not with `ok_or`: it would build an error and drop it again for each argument.
-        match self.0.next() {
+        match self.option() {
             Some(arg) => Ok(arg),
             None => Err(CommandError::WrongArity),
         }
@@ -31,57 +36,49 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
 
     /// The word of the next option; none if there are no more arguments.
     pub(crate) fn option(&mut self) -> Option<&'a [u8]> {
-        self.0.next()
+        self.place = self.place.saturating_add(1);
+        self.args.next()
     }
 
     /// The value that must follow the word of an option.
     pub(crate) fn value(&mut self, word: &[u8]) -> Result<&'a [u8], CommandError> {
-        self.0
-            .next()
+        self.option()
             .ok_or_else(|| CommandError::MissingValue(Word::new(word)))
+    }
+
+    /// Reads the value of an option.
+    pub(crate) fn read<T>(
+        &mut self,
+        word: &[u8],
+        option: &mut Option<T>,
+        parse: fn(&'a [u8]) -> Result<T, CommandError>,
+    ) -> Result<(), CommandError> {
+        set(word, option, parse(self.value(word)?))
     }
 
     /// Refuses any further option.
     pub(crate) fn no_option(mut self) -> Result<(), CommandError> {
-        self.0.next().map_or(Ok(()), |word| Err(unknown(word)))
+        self.option().map_or(Ok(()), |word| Err(unknown(word)))
     }
 
     /// Refuses any further argument.
     pub(crate) fn finish(mut self) -> Result<(), CommandError> {
-        self.0
-            .next()
+        self.option()
             .map_or(Ok(()), |_| Err(CommandError::WrongArity))
     }
 }
 
-/// An option that may be given only once.
-pub(crate) struct Once<T>(Option<T>);
-
-impl<T> Once<T> {
-    pub(crate) fn new() -> Self {
-        Self(None)
+/// Stores the value of an option. A second time is an error, whatever the value.
+pub(crate) fn set<T>(
+    word: &[u8],
+    option: &mut Option<T>,
+    value: Result<T, CommandError>,
+) -> Result<(), CommandError> {
+    if option.is_some() {
+        return Err(repeated(word));
     }
-
-    /// Stores the option's value. A second time is an error, whatever the value.
-    pub(crate) fn set(
-        &mut self,
-        word: &[u8],
-        value: Result<T, CommandError>,
-    ) -> Result<(), CommandError> {
-        if self.0.is_some() {
-            return Err(repeated(word));
-        }
-        self.0 = Some(value?);
-        Ok(())
-    }
-
-    pub(crate) fn get(self) -> Option<T> {
-        self.0
-    }
-
-    pub(crate) fn is_set(&self) -> bool {
-        self.0.is_some()
-    }
+    *option = Some(value?);
+    Ok(())
 }
 
 pub(crate) fn unknown(word: &[u8]) -> CommandError {
@@ -171,17 +168,15 @@ pub(crate) fn limit_or_none(bytes: &[u8]) -> Result<Option<Permits>, CommandErro
 }
 
 pub(crate) fn key_count(bytes: &[u8]) -> Result<usize, CommandError> {
-    integer(bytes)
-        .and_then(|count| usize::try_from(count).ok())
-        .filter(|count| (1..=KEYS_MAX).contains(count))
-        .ok_or(CommandError::KeyCount)
+    let within = |count: &usize| (1..=KEYS_MAX).contains(count);
+    let count = |number| usize::try_from(number).ok().filter(within);
+    checked(bytes, count, CommandError::KeyCount)
 }
 
 pub(crate) fn list_count(bytes: &[u8]) -> Result<usize, CommandError> {
-    integer(bytes)
-        .filter(|count| (1..=INTEGER_MAX).contains(count))
-        .and_then(|count| usize::try_from(count).ok())
-        .ok_or(CommandError::ListCount)
+    let within = |number: &i64| (1..=INTEGER_MAX).contains(number);
+    let count = |number| Some(number).filter(within)?.try_into().ok();
+    checked(bytes, count, CommandError::ListCount)
 }
 
 /// A command matches the pattern with every name, so its length is bounded.

@@ -4,12 +4,11 @@
 
 use crate::interface::error::CommandError;
 use crate::interface::event::Moment;
-use crate::interface::parse::{self, Arguments, Once, owner};
+use crate::interface::options::Options;
+use crate::interface::parse::{self, Arguments, owner};
 use crate::interface::stored_permits::{Permits, PermitsRequest};
 use crate::values::ids::SessionRef;
-use crate::values::lock_key::LockRef;
 use crate::values::mode::Mode;
-use crate::values::names::WRITER_SUFFIX;
 use crate::values::time::{Lease, Wait};
 use crate::values::token::Token;
 use std::collections::BTreeSet;
@@ -58,162 +57,35 @@ impl<'a> Acquire<'a> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
-        let (mut mode, mut permits, mut limit) = (ModeOption::new(), Once::new(), Once::new());
-        let options = AcquireOptions::parse(args, |word, args| {
-            if word.eq_ignore_ascii_case(b"PERMITS") {
-                let value = args.value(word)?;
-                mode.add(Mode::Permits, word)?;
-                permits.set(word, parse::permits(value))?;
-            } else if word.eq_ignore_ascii_case(b"OF") {
-                limit.set(word, parse::limit(args.value(word)?))?;
-            } else {
-                return mode.set(word);
-            }
-            Ok(true)
-        })?;
-        let mode = mode.get(owner)?;
-        let asked = asked(permits.get(), limit.get())?;
-        let AcquireOptions {
-            wait_mode,
-            session,
-            wanted,
-            once,
-        } = options;
+        let mut options = Options::counting_permits();
+        options.read(
+            &mut args,
+            &[
+                "READ", "WRITE", "PERMITS", "OF", "BLOCK", "QUEUE", "SESSION", "WANTED", "ONCE",
+            ],
+        )?;
         Ok(Self {
             key,
             owner,
             lease,
-            mode,
-            asked,
-            wait_mode,
-            session,
-            wanted,
-            once,
+            wait_mode: wait_mode(&options)?,
+            session: options.session,
+            wanted: options.wanted()?,
+            once: options.once.is_some(),
+            mode: options.mode(owner)?,
+            asked: options.asked()?,
         })
     }
 }
 
-/// PERMITS and OF. A request cannot be larger than the limit that it names.
-fn asked(
-    permits: Option<Permits>,
-    limit: Option<Permits>,
-) -> Result<Option<PermitsRequest>, CommandError> {
-    let Some(permits) = permits else {
-        return limit.map_or(Ok(None), |_| Err(CommandError::LimitWithoutPermits));
-    };
-    match limit {
-        Some(limit) if permits > limit => Err(CommandError::PermitsOverLimit(limit.get())),
-        _ => Ok(Some(PermitsRequest { permits, limit })),
-    }
-}
-
-/// READ, WRITE or PERMITS: only one of them, and only once.
-struct ModeOption(Option<Mode>);
-
-impl ModeOption {
-    fn new() -> Self {
-        Self(None)
-    }
-
-    /// Stores the mode if the word names one. Otherwise returns false.
-    fn set(&mut self, word: &[u8]) -> Result<bool, CommandError> {
-        let mode = if word.eq_ignore_ascii_case(b"READ") {
-            Mode::Read
-        } else if word.eq_ignore_ascii_case(b"WRITE") {
-            Mode::Write
-        } else {
-            return Ok(false);
-        };
-        self.add(mode, word).map(|()| true)
-    }
-
-    /// The same for commands in which PERMITS names only the kind, without a number.
-    fn set_without_number(&mut self, word: &[u8]) -> Result<bool, CommandError> {
-        if word.eq_ignore_ascii_case(b"PERMITS") {
-            return self.add(Mode::Permits, word).map(|()| true);
-        }
-        self.set(word)
-    }
-
-    fn add(&mut self, mode: Mode, word: &[u8]) -> Result<(), CommandError> {
-        match self.0.replace(mode) {
-            None => Ok(()),
-            Some(before) if before == mode => Err(parse::repeated(word)),
-            Some(before) if before == Mode::Permits || mode == Mode::Permits => {
-                Err(CommandError::PermitsAndMode)
-            }
-            Some(_) => Err(CommandError::ReadAndWrite),
-        }
-    }
-
-    /// The mode, if this owner can hold a lock in it.
-    fn get(self, owner: &[u8]) -> Result<Mode, CommandError> {
-        match self.0 {
-            None => Ok(Mode::Plain),
-            Some(Mode::Read | Mode::Write) if owner.ends_with(WRITER_SUFFIX) => {
-                Err(CommandError::OwnerOfWriter)
-            }
-            Some(mode) => Ok(mode),
-        }
-    }
-}
-
-/// The options of ACQUIRE and MACQUIRE.
-struct AcquireOptions<'a> {
-    wait_mode: WaitMode,
-    session: Option<SessionRef<'a>>,
-    wanted: bool,
-    once: bool,
-}
-
-impl<'a> AcquireOptions<'a> {
-    /// `other` handles a word that is none of these options. It returns false if the word is not an
-    /// option at all.
-    fn parse<I: Iterator<Item = &'a [u8]>>(
-        mut args: Arguments<I>,
-        mut other: impl FnMut(&'a [u8], &mut Arguments<I>) -> Result<bool, CommandError>,
-    ) -> Result<Self, CommandError> {
-        let (mut block, mut queue) = (Once::new(), Once::new());
-        let (mut session, mut wanted, mut once) = (Once::new(), Once::new(), Once::new());
-        while let Some(word) = args.option() {
-            if word.eq_ignore_ascii_case(b"BLOCK") {
-                block.set(word, parse::wait(args.value(word)?))?;
-            } else if word.eq_ignore_ascii_case(b"QUEUE") {
-                queue.set(word, parse::wait(args.value(word)?))?;
-            } else if word.eq_ignore_ascii_case(b"SESSION") {
-                session.set(word, parse::session(args.value(word)?))?;
-            } else if word.eq_ignore_ascii_case(b"ONCE") {
-                once.set(word, Ok(()))?;
-            } else if word.eq_ignore_ascii_case(b"WANTED") {
-                wanted.set(word, Ok(()))?;
-            } else if !other(word, &mut args)? {
-                return Err(parse::unknown(word));
-            }
-        }
-        let wait_mode = match (block.get(), queue.get()) {
-            (None, None) => WaitMode::None,
-            (Some(wait), None) => WaitMode::Block(wait),
-            (None, Some(wait)) => WaitMode::Queue(wait),
-            (Some(_), Some(_)) => return Err(CommandError::BlockAndQueue),
-        };
-        let (session, once) = (session.get(), once.get().is_some());
-        if matches!(wait_mode, WaitMode::Queue(_)) && session.is_none() {
-            return Err(CommandError::QueueWithoutSession);
-        }
-        Ok(Self {
-            wait_mode,
-            session,
-            wanted: wanted_for(session, &wanted)?,
-            once,
-        })
-    }
-}
-
-/// WANTED. It needs a session that can be told.
-fn wanted_for(session: Option<SessionRef<'_>>, wanted: &Once<()>) -> Result<bool, CommandError> {
-    match (wanted.is_set(), session) {
-        (true, None) => Err(CommandError::WantedWithoutSession),
-        (is_set, _) => Ok(is_set),
+/// BLOCK or QUEUE. A queued waiter needs a session that can be told.
+fn wait_mode(options: &Options<'_>) -> Result<WaitMode, CommandError> {
+    match (options.block, options.queue, options.session) {
+        (None, None, _) => Ok(WaitMode::None),
+        (Some(wait), None, _) => Ok(WaitMode::Block(wait)),
+        (Some(_), Some(_), _) => Err(CommandError::BlockAndQueue),
+        (None, Some(_), None) => Err(CommandError::QueueWithoutSession),
+        (None, Some(wait), Some(_)) => Ok(WaitMode::Queue(wait)),
     }
 }
 
@@ -245,28 +117,16 @@ impl<'a> Release<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
-        let (mut mode, mut permits) = (ModeOption::new(), Once::new());
-        let (mut token, mut lease) = (Once::new(), Once::new());
-        while let Some(word) = args.option() {
-            if word.eq_ignore_ascii_case(b"PERMITS") {
-                let value = args.value(word)?;
-                mode.add(Mode::Permits, word)?;
-                permits.set(word, parse::permits(value))?;
-            } else if word.eq_ignore_ascii_case(b"TOKEN") {
-                token.set(word, parse::token(args.value(word)?))?;
-            } else if word.eq_ignore_ascii_case(b"LEASE") {
-                lease.set(word, parse::lease(args.value(word)?))?;
-            } else if !mode.set(word)? {
-                return Err(parse::unknown(word));
-            }
-        }
+        let mut options = Options::counting_permits();
+        let names = ["READ", "WRITE", "PERMITS", "TOKEN", "LEASE"];
+        options.read(&mut args, &names)?;
         Ok(Self {
             key,
             owner,
-            mode: mode.get(owner)?,
-            permits: permits.get(),
-            token: token.get(),
-            lease: lease.get(),
+            mode: options.mode(owner)?,
+            permits: options.permits,
+            token: options.token,
+            lease: options.lease,
             by: None,
         })
     }
@@ -301,30 +161,19 @@ impl<'a> Renew<'a> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
-        let mut mode = ModeOption::new();
-        let (mut token, mut session, mut wanted) = (Once::new(), Once::new(), Once::new());
-        while let Some(word) = args.option() {
-            if word.eq_ignore_ascii_case(b"TOKEN") {
-                token.set(word, parse::token(args.value(word)?))?;
-            } else if word.eq_ignore_ascii_case(b"SESSION") {
-                session.set(word, parse::session(args.value(word)?))?;
-            } else if word.eq_ignore_ascii_case(b"WANTED") {
-                wanted.set(word, Ok(()))?;
-            } else if !mode.set_without_number(word)? {
-                return Err(parse::unknown(word));
-            }
-        }
-        let (token, session) = (token.get(), session.get());
-        let wanted = wanted_for(session, &wanted)?;
-        let mode = mode.get(owner)?;
+        let mut options = Options::default();
+        options.read(
+            &mut args,
+            &["READ", "WRITE", "PERMITS", "TOKEN", "SESSION", "WANTED"],
+        )?;
         Ok(Self {
             key,
             owner,
             lease,
-            mode,
-            token,
-            session,
-            wanted,
+            token: options.token,
+            session: options.session,
+            wanted: options.wanted()?,
+            mode: options.mode(owner)?,
         })
     }
 }
@@ -356,29 +205,15 @@ impl<'a> Guard<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
-        let (mut mode, mut token) = (ModeOption::new(), Once::new());
-        let mut place: usize = 4;
-        loop {
-            let word = args.option().ok_or(CommandError::NoCall)?;
-            if word.eq_ignore_ascii_case(b"CALL") {
-                break;
-            }
-            if word.eq_ignore_ascii_case(b"TOKEN") {
-                token.set(word, parse::token(args.value(word)?))?;
-                place = place.saturating_add(2);
-            } else if mode.set_without_number(word)? {
-                place = place.saturating_add(1);
-            } else {
-                return Err(parse::unknown(word));
-            }
-        }
+        let mut options = Options::default();
+        options.read(&mut args, &["READ", "WRITE", "PERMITS", "TOKEN", "CALL"])?;
         Ok(Self {
             key,
             owner,
-            mode: mode.get(owner)?,
-            token: token.get(),
+            mode: options.mode(owner)?,
+            token: options.token,
             command: args.option().ok_or(CommandError::NoCall)?,
-            place,
+            place: args.place,
         })
     }
 }
@@ -421,28 +256,18 @@ impl<'a> MultiAcquire<'a> {
         let mut args = Arguments::new(args);
         let owner = owner(args.next()?)?;
         let lease = parse::lease(args.next()?)?;
-        let keys = keys(&mut args, 4)?;
-        let AcquireOptions {
-            wait_mode,
-            session,
-            wanted,
-            once,
-        } = AcquireOptions::parse(args, |_, _| Ok(false))?;
+        let keys = keys(&mut args)?;
+        let mut options = Options::default();
+        options.read(&mut args, &["BLOCK", "QUEUE", "SESSION", "WANTED", "ONCE"])?;
         Ok(Self {
             owner,
             lease,
             keys,
-            wait_mode,
-            session,
-            wanted,
-            once,
+            wait_mode: wait_mode(&options)?,
+            session: options.session,
+            wanted: options.wanted()?,
+            once: options.once.is_some(),
         })
-    }
-
-    /// The locks, in this database.
-    pub(crate) fn locks(&self, db: i32) -> Vec<LockRef<'a>> {
-        let locks = self.keys.iter();
-        locks.map(|key| LockRef { db, name: key.name }).collect()
     }
 }
 
@@ -465,7 +290,7 @@ impl<'a> MultiRelease<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let owner = owner(args.next()?)?;
-        let keys = keys(&mut args, 3)?;
+        let keys = keys(&mut args)?;
         args.no_option()?;
         let by = None;
         Ok(Self { owner, keys, by })
@@ -494,20 +319,14 @@ impl<'a> MultiRenew<'a> {
         let mut args = Arguments::new(args);
         let owner = owner(args.next()?)?;
         let lease = parse::lease(args.next()?)?;
-        let keys = keys(&mut args, 4)?;
-        let mut session = Once::new();
-        while let Some(word) = args.option() {
-            if word.eq_ignore_ascii_case(b"SESSION") {
-                session.set(word, parse::session(args.value(word)?))?;
-            } else {
-                return Err(parse::unknown(word));
-            }
-        }
+        let keys = keys(&mut args)?;
+        let mut options = Options::default();
+        options.read(&mut args, &["SESSION"])?;
         Ok(Self {
             owner,
             lease,
             keys,
-            session: session.get(),
+            session: options.session,
         })
     }
 }
@@ -524,17 +343,17 @@ pub fn key_places<'a>(
     (args.take(count).count() == count).then(|| (first..).take(count))
 }
 
-/// Parses numkeys and the keys; the first key has the index `first`. Each key is returned once.
+/// Parses numkeys and the keys. Each key is returned once.
 fn keys<'a, I: Iterator<Item = &'a [u8]>>(
     args: &mut Arguments<I>,
-    first: usize,
 ) -> Result<Vec<NamedKey<'a>>, CommandError> {
     let count = parse::key_count(args.next()?)?;
     let mut seen = BTreeSet::new();
     let mut keys = Vec::with_capacity(count);
-    for place in (first..).take(count) {
+    for _ in 0..count {
         let name = args.option().ok_or(CommandError::KeyCount)?;
         if seen.insert(name) {
+            let place = args.place;
             keys.push(NamedKey { place, name });
         }
     }
@@ -560,14 +379,9 @@ impl<'a> Cancel<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
-        let mut mode = ModeOption::new();
-        while let Some(word) = args.option() {
-            if !mode.set_without_number(word)? {
-                return Err(parse::unknown(word));
-            }
-        }
-        let is_named = mode.0.is_some();
-        let mode = is_named.then(|| mode.get(owner)).transpose()?;
+        let mut options = Options::default();
+        options.read(&mut args, &["READ", "WRITE", "PERMITS"])?;
+        let mode = options.mode.map(|_| options.mode(owner)).transpose()?;
         Ok(Self { key, owner, mode })
     }
 }
@@ -589,12 +403,9 @@ impl<'a> Limit<'a> {
     /// A limit out of bounds, or a wrong number of arguments.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
-        let request = Self {
-            key: args.next()?,
-            limit: parse::limit_or_none(args.next()?)?,
-        };
+        let (key, limit) = (args.next()?, parse::limit_or_none(args.next()?)?);
         args.finish()?;
-        Ok(request)
+        Ok(Self { key, limit })
     }
 }
 
@@ -612,9 +423,9 @@ impl<'a> KeyOnly<'a> {
     /// A wrong number of arguments.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
-        let request = Self { key: args.next()? };
+        let key = args.next()?;
         args.finish()?;
-        Ok(request)
+        Ok(Self { key })
     }
 }
 
@@ -634,19 +445,11 @@ impl<'a> List<'a> {
     /// The first argument that is out of bounds, and the first word that is not an option.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
-        let (mut pattern, mut count) = (Once::new(), Once::new());
-        while let Some(word) = args.option() {
-            if word.eq_ignore_ascii_case(b"MATCH") {
-                pattern.set(word, parse::pattern(args.value(word)?))?;
-            } else if word.eq_ignore_ascii_case(b"COUNT") {
-                count.set(word, parse::list_count(args.value(word)?))?;
-            } else {
-                return Err(parse::unknown(word));
-            }
-        }
+        let mut options = Options::default();
+        options.read(&mut args, &["MATCH", "COUNT"])?;
         Ok(Self {
-            pattern: pattern.get(),
-            count: count.get(),
+            pattern: options.pattern,
+            count: options.count,
         })
     }
 }
@@ -699,28 +502,14 @@ impl<'a> Events<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let session = parse::session(args.next()?)?;
-        let (mut epoch, mut after) = (Once::new(), Once::new());
-        let (mut block, mut grace) = (Once::new(), Once::new());
-        while let Some(word) = args.option() {
-            if word.eq_ignore_ascii_case(b"EPOCH") {
-                epoch.set(word, parse::epoch(args.value(word)?))?;
-            } else if word.eq_ignore_ascii_case(b"AFTER") {
-                let (life, seq) = (args.value(word)?, args.value(word)?);
-                after.set(word, parse::moment(life, seq))?;
-            } else if word.eq_ignore_ascii_case(b"BLOCK") {
-                block.set(word, parse::wait(args.value(word)?))?;
-            } else if word.eq_ignore_ascii_case(b"GRACE") {
-                grace.set(word, parse::grace(args.value(word)?))?;
-            } else {
-                return Err(parse::unknown(word));
-            }
-        }
+        let mut options = Options::default();
+        options.read(&mut args, &["EPOCH", "AFTER", "BLOCK", "GRACE"])?;
         Ok(Self {
             session,
-            epoch: epoch.get(),
-            after: after.get(),
-            block: block.get(),
-            grace_ms: grace.get().unwrap_or(0),
+            epoch: options.epoch,
+            after: options.after,
+            block: options.block,
+            grace_ms: options.grace_ms.unwrap_or(0),
         })
     }
 }

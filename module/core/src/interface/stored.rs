@@ -99,7 +99,7 @@ impl Stored {
     /// When the lock will be free for this mode, as far as is known.
     pub(crate) fn ends_for(&self, mode: Mode) -> Option<i64> {
         match self {
-            Self::Permits(hash) if mode == Mode::Permits => hash.room_at(),
+            Self::Permits(hash) if mode == Mode::Permits => hash.room.at(),
             // Also for a plain waiter, which is in this queue because a script made the lock a
             // read-write lock.
             Self::ReadWrite(hash) if mode != Mode::Read => hash.readers_end(),
@@ -111,9 +111,7 @@ impl Stored {
     pub(crate) fn own_end(&self, mode: Mode) -> Option<i64> {
         match self {
             Self::ReadWrite(hash) if mode == Mode::Read => {
-                let end = hash.own_read.map(|own| own.ends_at());
-                // The key can end earlier: Redisson's renewal sets its expiry to its own lease.
-                end.min(hash.ends_at().or(end)).filter(|end| *end != NEVER)
+                hash.with_key(hash.own_read.map(|own| own.ends_at()))
             }
             Self::Permits(hash) if mode == Mode::Permits => hash.own_end(),
             _ => self.ends_at(),
@@ -144,15 +142,8 @@ impl Stored {
     /// Whether an entry is a new grant to the owner that this was read for, and not a re-entry. A
     /// writer that begins to read lets no other owner in, so this is not a new grant.
     pub(crate) fn is_new_to_owner(&self, mode: Mode) -> bool {
-        match (self, mode) {
-            (Self::Plain(hash), Mode::Plain) => hash.own.is_none(),
-            (Self::ReadWrite(hash), Mode::Write) => hash.own_write.is_none(),
-            (Self::ReadWrite(hash), Mode::Read) => {
-                hash.own_read.is_none() && hash.own_write.is_none()
-            }
-            (Self::Permits(hash), Mode::Permits) => hash.own.is_none(),
-            _ => true,
-        }
+        let writes = matches!(self, Self::ReadWrite(hash) if hash.own_write.is_some());
+        self.own(mode).is_none() && !(mode == Mode::Read && writes)
     }
 
     /// The owner's own hold, with its token; none if another client's script took the hold.
@@ -166,9 +157,7 @@ impl Stored {
             _ => None,
         }
     }
-}
 
-impl Stored {
     /// Whether it is a hash that may have no TTL, as far as was read. No lock of ours has none.
     pub fn may_be_without_end(&self) -> bool {
         match self {
@@ -310,9 +299,14 @@ impl ReadWrite {
             return self.ends_at();
         }
         let own = self.own_read.map(|own| own.ends_at());
-        let end = own.max(self.others_read);
-        // The key can end earlier: Redisson's renewal sets its expiry to its own lease.
-        end.min(self.ends_at().or(end)).filter(|end| *end != NEVER)
+        self.with_key(own.max(self.others_read))
+    }
+
+    /// When a lease ends with the key at the latest: Redisson's renewal sets its expiry to its own
+    /// lease. None if never.
+    fn with_key(&self, end: Option<i64>) -> Option<i64> {
+        let end = end.min(self.ends_at().or(end));
+        end.filter(|end| *end != NEVER)
     }
 
     /// When the key must expire if the owner's own reading ends at `own_read`, or is over; none if

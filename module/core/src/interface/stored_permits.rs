@@ -8,7 +8,7 @@ use crate::interface::depth::ReadDepth;
 use crate::values::limits::{INTEGER_MAX, PERMITS_MAX};
 use crate::values::names::{FENCE_FIELD, MODE_FIELD, PERMITS_MODE};
 use crate::values::number::{self, Text};
-use crate::values::time::{Lease, NEVER, Now, ttl_ms};
+use crate::values::time::{NEVER, Now, ttl_ms};
 use crate::values::token::Token;
 use std::num::NonZeroU32;
 
@@ -88,18 +88,17 @@ impl PermitsHold {
         self.ends_at < now.wall_ms()
     }
 
-    pub(crate) fn begun_anew(self, lease: Lease, now: Now) -> Self {
-        Self {
-            ends_at: lease.end(now),
-            ..self
-        }
+    /// The same hold with this end of its lease.
+    pub(crate) fn ending(self, ends_at: i64) -> Self {
+        Self { ends_at, ..self }
     }
 }
 
 /// Whether there is room for the permits that were asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Room {
     /// No permits were asked for, or not all holds were read.
+    #[default]
     Unknown,
     /// No limit is set, and the caller named none.
     NoLimit,
@@ -123,7 +122,7 @@ impl Room {
 }
 
 /// The hash of permits, as far as a decision about one owner needs it. It may not exist.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PermitsHash {
     /// The owner's own hold, if its lease is not over.
     pub own: Option<PermitsHold>,
@@ -162,31 +161,27 @@ impl PermitsHash {
             others_end: self.others_end.max(Some(ends_at)),
             room: Room::Unknown,
             over: if self.is_free() { 0 } else { self.over },
-            limit: self.limit,
             ends_at: self.key_end(Some(ends_at)).or(self.ends_at),
             is_there: true,
+            ..self
         }
     }
 
     /// A hash without holders.
     pub(crate) fn free(is_there: bool) -> Self {
-        let mut reading = PermitsReading::new(b"", None, None, Now::default());
-        reading.is_there = is_there;
-        reading.found(None)
+        Self {
+            is_there,
+            ..Self::default()
+        }
     }
 
     /// The time until there is room for the request, as in [`crate::Stored::ttl_ms`].
     pub(crate) fn ttl_ms(&self, now: Now) -> i64 {
         match self.room {
             Room::Unknown | Room::Now => 0,
-            Room::At(_) => ttl_ms(self.room_at(), now),
+            Room::At(end) => ttl_ms(Some(end), now),
             Room::NoLimit | Room::Never => -1,
         }
-    }
-
-    /// When there is room for the request; none if never, or if there is now.
-    pub(crate) fn room_at(&self) -> Option<i64> {
-        self.room.at()
     }
 
     /// When the key must expire if the owner's own hold ends at `own_end`, or is over; none if its
@@ -213,6 +208,7 @@ impl PermitsHash {
 /// number of waiters.
 #[derive(Clone, Debug, Default)]
 pub struct PermitsHolders {
+    /// The owners, sorted.
     owners: Vec<Box<[u8]>>,
     /// The end of each hold, and its number of permits.
     holds: Vec<(i64, Permits)>,
@@ -220,8 +216,10 @@ pub struct PermitsHolders {
 }
 
 impl PermitsHolders {
-    pub(crate) fn owners(&self) -> impl Iterator<Item = &[u8]> {
-        self.owners.iter().map(|owner| &**owner)
+    /// Whether this owner is one of them.
+    pub(crate) fn is_among(&self, owner: &[u8]) -> bool {
+        let found = self.owners.binary_search_by(|of| (**of).cmp(owner));
+        found.is_ok()
     }
 
     /// The same without the owners' names.
@@ -278,17 +276,10 @@ pub struct PermitsReading<'a> {
     now: Now,
     is_there: bool,
     own: Option<PermitsHold>,
-    others: Others,
+    /// None if at least one hold of another owner was found, and the rest was not read.
+    others: Option<PermitsHolders>,
     keeps_owners: bool,
     over: usize,
-}
-
-#[derive(Debug)]
-enum Others {
-    /// All of them.
-    Read(PermitsHolders),
-    /// At least one hold was found, and the rest was not read.
-    Some,
 }
 
 impl<'a> PermitsReading<'a> {
@@ -307,7 +298,7 @@ impl<'a> PermitsReading<'a> {
             now,
             is_there: false,
             own: None,
-            others: Others::Read(PermitsHolders::default()),
+            others: Some(PermitsHolders::default()),
             keeps_owners: false,
             over: 0,
         }
@@ -336,7 +327,7 @@ impl<'a> PermitsReading<'a> {
             self.over = self.over.saturating_add(1);
         } else if field == self.owner {
             self.own = Some(hold);
-        } else if let Others::Read(others) = &mut self.others {
+        } else if let Some(others) = &mut self.others {
             others.add(hold.ends_at, hold.permits);
             if self.keeps_owners {
                 others.owners.push(field.into());
@@ -351,7 +342,7 @@ impl<'a> PermitsReading<'a> {
         let hold = PermitsHold::from_field(value);
         let is_held = hold.is_some_and(|hold| !hold.is_over(self.now));
         if is_held {
-            self.others = Others::Some;
+            self.others = None;
         }
         is_held
     }
@@ -375,8 +366,8 @@ impl<'a> PermitsReading<'a> {
     /// The same, with the other holders.
     pub fn found_with_others(self, ends_at: Option<i64>) -> (PermitsHash, PermitsHolders) {
         let others_end = match &self.others {
-            Others::Read(others) => others.holds.iter().map(|(end, _)| *end).max(),
-            Others::Some => Some(ends_at.unwrap_or(NEVER)),
+            Some(others) => others.holds.iter().map(|(end, _)| *end).max(),
+            None => Some(ends_at.unwrap_or(NEVER)),
         };
         let hash = PermitsHash {
             own: self.own,
@@ -387,14 +378,13 @@ impl<'a> PermitsReading<'a> {
             is_there: self.is_there,
             room: self.room(ends_at),
         };
-        match self.others {
-            Others::Read(others) => (hash, others),
-            Others::Some => (hash, PermitsHolders::default()),
-        }
+        let mut others = self.others.unwrap_or_default();
+        others.owners.sort_unstable();
+        (hash, others)
     }
 
     fn room(&self, key_end: Option<i64>) -> Room {
-        let (Some(asked), Others::Read(others)) = (self.asked, &self.others) else {
+        let (Some(asked), Some(others)) = (self.asked, &self.others) else {
             return Room::Unknown;
         };
         let Some(own) = self.own else {

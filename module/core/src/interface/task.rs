@@ -76,18 +76,15 @@ impl<'a> Command<'a> {
 
     pub(crate) fn depth(&self) -> ReadDepth {
         match self {
-            // A waiter for WRITE must know when the last reader's lease ends. ONCE may shorten the
-            // longest lease, and the key's expiry with it.
-            Self::Acquire(request) => {
-                let waits_to_write =
-                    request.mode == Mode::Write && request.wait_mode != WaitMode::None;
-                match waits_to_write {
-                    true => ReadDepth::Whole,
-                    false if request.once => ReadDepth::WholeUnlessOutlived,
-                    false => ReadDepth::Brief,
-                }
-            }
-            Self::Release(_) | Self::Renew(_) => ReadDepth::WholeUnlessOutlived,
+            // A waiter for WRITE must know when the last reader's lease ends.
+            Self::Acquire(Acquire {
+                mode: Mode::Write,
+                wait_mode,
+                ..
+            }) if *wait_mode != WaitMode::None => ReadDepth::Whole,
+            // ONCE may shorten the longest lease, and the key's expiry with it.
+            Self::Acquire(request) if !request.once => ReadDepth::Brief,
+            Self::Acquire(_) | Self::Release(_) | Self::Renew(_) => ReadDepth::WholeUnlessOutlived,
             _ => ReadDepth::Brief,
         }
     }
@@ -229,9 +226,9 @@ impl Task {
         others || is_of_others || own != Some(Count::Valid(1))
     }
 
-    /// Whether the decision needs the key's expiry and the ends of the readers' leases, for a lock
-    /// that is read. It does not if the command's owner is the only holder, has entered once, and
-    /// gives the lock back.
+    /// Whether the decision needs the key's expiry and the ends of the readers' leases, for a
+    /// read-write lock. It does not if the command's owner is the only holder, has entered once,
+    /// and gives the lock back.
     pub fn needs_readers_ends(&self, own: Option<Count>, others: bool) -> bool {
         others || self.verb != Verb::Release || own != Some(Count::Valid(1))
     }

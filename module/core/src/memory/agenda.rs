@@ -54,11 +54,6 @@ impl Agenda {
         self.is_empty() && self.sweeps.is_empty()
     }
 
-    /// Whether this turn has nothing to do beside its command.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.now.is_empty()
-    }
-
     /// Forgets all jobs. Returns the multi-waits that were among them.
     pub(crate) fn clear(&mut self) -> Vec<MultiId> {
         self.sweeps.clear();

@@ -17,6 +17,7 @@ impl Locks {
     /// Something is not true.
     pub fn assert_invariants(&self) {
         self.table.check();
+        self.table.check_ages(&self.holds);
         self.sessions.check();
         let holds = self.holds.all();
         self.holds.check();
@@ -57,9 +58,8 @@ impl Locks {
     }
 
     fn check_multis(&self) {
-        for id in self.multis.ids() {
-            let (locks, waiters) = (self.multis.locks(id), self.multis.waiters(id));
-            let locks = locks.unwrap_or_else(|| panic!("{id:?}"));
+        for (id, multi) in self.multis.iter() {
+            let (locks, waiters) = (&multi.locks, &multi.waiters);
             assert_eq!(locks.len(), waiters.len(), "{id:?}");
             for (lock, waiter) in locks.iter().zip(waiters) {
                 assert_eq!(self.lock_of(*waiter).as_ref(), Some(lock), "{id:?}");
@@ -67,14 +67,13 @@ impl Locks {
                 assert_eq!(named, Some(id), "{waiter:?}");
             }
             let jobs = self.agenda.count(Job::Multi(id));
-            assert_eq!(usize::from(self.multis.is_marked(id)), jobs, "{id:?}");
-            if let Some(queue) = self.multis.blocked_in(id) {
-                let records = waiters.iter().map(|waiter| self.table.record_of(*waiter));
-                assert!(
-                    records.into_iter().any(|record| record == Some(queue)),
-                    "{id:?}"
-                );
-            }
+            assert_eq!(usize::from(multi.marked), jobs, "{id:?}");
+            let mut records = waiters.iter().map(|waiter| self.table.record_of(*waiter));
+            let blocked_in = multi.blocked_in;
+            assert!(
+                blocked_in.is_none() || records.any(|record| record == blocked_in),
+                "{id:?}"
+            );
         }
     }
 

@@ -11,32 +11,19 @@
 use crate::values::time::Now;
 
 /// The moment from which grants are made.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct GrantDelay {
     /// When the server started, monotonic, in milliseconds.
     started_at: i64,
     delay_ms: i64,
-    /// When the delay ends, monotonic, in milliseconds; [`OVER`] once the queues are marked dirty.
-    ends_at: i64,
-}
-
-/// A moment before all others.
-const OVER: i64 = i64::MIN;
-
-impl Default for GrantDelay {
-    fn default() -> Self {
-        Self {
-            started_at: 0,
-            delay_ms: 0,
-            ends_at: OVER,
-        }
-    }
+    /// When the delay ends, monotonic, in milliseconds; none once the queues are marked dirty.
+    ends_at: Option<i64>,
 }
 
 impl GrantDelay {
     /// The server starts.
     pub(crate) fn start(&mut self, now: Now, delay_ms: i64) {
-        (self.started_at, self.delay_ms, self.ends_at) = (now.mono_ms, 0, OVER);
+        (self.started_at, self.delay_ms, self.ends_at) = (now.mono_ms, 0, None);
         self.set(delay_ms);
     }
 
@@ -45,24 +32,25 @@ impl GrantDelay {
     pub(crate) fn set(&mut self, delay_ms: i64) {
         if delay_ms != self.delay_ms {
             self.delay_ms = delay_ms;
-            self.ends_at = self.started_at.saturating_add(delay_ms);
+            self.ends_at = Some(self.started_at.saturating_add(delay_ms));
         }
     }
 
     #[inline]
     pub(crate) fn lasts(&self, now: Now) -> bool {
-        now.mono_ms < self.ends_at
+        self.ends_at.is_some_and(|end| now.mono_ms < end)
     }
 
     /// How long the delay still lasts, in milliseconds; 0 if it is over.
     pub(crate) fn left_ms(&self, now: Now) -> i64 {
-        self.ends_at.saturating_sub(now.mono_ms).max(0)
+        let left = self.ends_at.map(|end| end.saturating_sub(now.mono_ms));
+        left.unwrap_or(0).max(0)
     }
 
     /// Whether there is no delay, or its end was noticed.
     #[inline]
     pub(crate) fn is_over(&self) -> bool {
-        self.ends_at == OVER
+        self.ends_at.is_none()
     }
 
     /// Milliseconds until the delay ends and the queues must be marked dirty; none if they were.
@@ -74,7 +62,7 @@ impl GrantDelay {
     pub(crate) fn take_end(&mut self, now: Now) -> bool {
         let has_ended = !self.is_over() && !self.lasts(now);
         if has_ended {
-            self.ends_at = OVER;
+            self.ends_at = None;
         }
         has_ended
     }

@@ -4,6 +4,7 @@
 //! released when the session ends, and the token and the end of the lease, so that a loss is
 //! noticed.
 
+use crate::memory::deadlines::Deadlines;
 use crate::values::arena::{Arena, Id};
 use crate::values::few::Few;
 use crate::values::ids::{HoldId, RecordId, SessionId};
@@ -83,7 +84,8 @@ const CHECK_AGAIN_MS: i64 = 1000;
 #[derive(Debug, Default)]
 pub(crate) struct SessionHolds {
     arena: Arena<SessionHold>,
-    checks: BTreeSet<(i64, HoldId)>,
+    /// When to look at keys, by the wall clock.
+    pub(crate) checks: Deadlines<HoldId>,
     dirty: VecDeque<HoldId>,
     /// The holds whose sessions asked to be told when the lock is wanted, by the locks' records.
     asking: BTreeSet<(RecordId, HoldId)>,
@@ -96,6 +98,11 @@ impl SessionHolds {
 
     pub(crate) fn get(&self, id: HoldId) -> Option<&SessionHold> {
         self.arena.get(id.0)
+    }
+
+    /// When the hold began, in microseconds of the wall clock, if that is known.
+    pub(crate) fn began_at(&self, id: HoldId) -> Option<i64> {
+        self.get(id)?.since_us
     }
 
     /// Adds a hold of a session, also to its lock's index. None only if there are four billion
@@ -128,16 +135,21 @@ impl SessionHolds {
         Some(id)
     }
 
-    /// Gives the hold to this session, and sets its token. Returns the hold as it was, if it
+    /// Gives the hold to this session, and sets its token. If no session is named, it stays with
+    /// its own, and without a token the former one stays. Returns the hold as it was, if it
     /// belonged to another session.
     pub(crate) fn rebind(
         &mut self,
         id: HoldId,
-        session: SessionId,
+        session: Option<SessionId>,
         token: Option<Token>,
         since_us: Option<i64>,
     ) -> Option<SessionHold> {
         let hold = self.arena.get_mut(id.0).must_exist()?;
+        let Some(session) = session else {
+            hold.token = token.or(hold.token);
+            return None;
+        };
         let former = (hold.session != session).then(|| hold.clone());
         if hold.token != token {
             (hold.token, hold.since_us) = (token, since_us);
@@ -146,27 +158,17 @@ impl SessionHolds {
         former
     }
 
-    /// Sets the token of the hold, whichever session it belongs to. Without a token the former one
-    /// stays.
-    pub(crate) fn note_token(&mut self, id: HoldId, token: Option<Token>) {
-        if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
-            hold.token = token.or(hold.token);
-        }
-    }
-
     /// Removes a hold, also from its lock's index.
     pub(crate) fn remove(
         &mut self,
         index: Option<&mut HoldIndex>,
         id: HoldId,
     ) -> Option<SessionHold> {
-        let hold = self.arena.remove(id.0)?;
+        let mut hold = self.arena.remove(id.0)?;
         if let Some(index) = index {
             index.take(&hold.owner, hold.mode);
         }
-        if let Some(check_at) = hold.check_at {
-            self.checks.remove(&(check_at, id));
-        }
+        self.checks.set(id, &mut hold.check_at, None);
         if let Some(record) = hold.asks_at {
             self.asking.remove(&(record, id));
         }
@@ -224,21 +226,10 @@ impl SessionHolds {
     }
 
     fn check_at(&mut self, id: HoldId, check_at: i64) {
-        let Some(hold) = self.arena.get_mut(id.0).must_exist() else {
-            return;
-        };
-        if hold.check_at.is_some_and(|earlier| earlier <= check_at) {
-            return;
+        if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
+            let field = &mut hold.check_at;
+            self.checks.bring_forward(id, field, check_at);
         }
-        if let Some(later) = hold.check_at.replace(check_at) {
-            self.checks.remove(&(later, id));
-        }
-        self.checks.insert((check_at, id));
-    }
-
-    /// When the nearest check is due, in milliseconds of the wall clock.
-    pub(crate) fn next_check(&self) -> Option<i64> {
-        self.checks.first().map(|(at, _)| *at)
     }
 
     /// Marks a hold dirty: its key may have changed.
@@ -253,15 +244,11 @@ impl SessionHolds {
     /// Marks the holds whose check is due, at most this many.
     pub(crate) fn mark_due(&mut self, most: usize, now: Now) {
         for _ in 0..most {
-            let Some((at, id)) = self.checks.first().copied() else {
+            let Some(id) = self.checks.due(now.wall_ms()) else {
                 return;
             };
-            if at > now.wall_ms() {
-                return;
-            }
-            self.checks.pop_first();
             if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
-                hold.check_at = None;
+                self.checks.set(id, &mut hold.check_at, None);
             }
             self.mark_dirty(id);
         }
@@ -304,28 +291,17 @@ impl SessionHold {
 }
 
 #[cfg(debug_assertions)]
-#[allow(clippy::arithmetic_side_effects, reason = "only tests run it")]
 impl SessionHolds {
     /// Asserts that each hold is on the lists that its fields name, and on no others.
     pub(crate) fn check(&self) {
-        let mut counts = (0, 0);
-        for (id, hold) in self.arena.iter() {
-            let id = HoldId(id);
-            counts.0 += usize::from(hold.check_at.is_some());
-            counts.1 += usize::from(hold.asks_at.is_some());
-            let checked = hold.check_at.map(|at| (at, id));
-            assert!(
-                checked.is_none_or(|of| self.checks.contains(&of)),
-                "{hold:?}"
-            );
-            let asking = hold.asks_at.map(|at| (at, id));
-            assert!(
-                asking.is_none_or(|of| self.asking.contains(&of)),
-                "{hold:?}"
-            );
+        let holds = || self.arena.iter().map(|(id, hold)| (HoldId(id), hold));
+        self.checks
+            .check(holds().map(|(id, hold)| (hold.check_at, id)));
+        let asking = holds().filter_map(|(id, hold)| Some((hold.asks_at?, id)));
+        assert_eq!(self.asking, asking.collect());
+        for (id, hold) in holds() {
             let dirty = self.dirty.iter().filter(|of| **of == id).count();
             assert_eq!(usize::from(hold.dirty), dirty, "{hold:?}");
         }
-        assert_eq!(counts, (self.checks.len(), self.asking.len()));
     }
 }

@@ -4,6 +4,7 @@ pub(crate) mod agenda;
 pub(crate) mod bindings;
 #[cfg(debug_assertions)]
 mod check;
+pub(crate) mod deadlines;
 pub(crate) mod grant_delay;
 pub(crate) mod hold;
 pub(crate) mod log;

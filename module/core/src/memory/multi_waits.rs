@@ -12,23 +12,24 @@ pub(crate) struct MultiWaits {
     arena: Arena<MultiWait>,
 }
 
+/// A wait for several locks.
 #[derive(Debug)]
-struct MultiWait {
-    owner: Rc<[u8]>,
+pub(crate) struct MultiWait {
+    pub(crate) owner: Rc<[u8]>,
     /// The locks, in the order in which the command named them.
-    locks: Rc<[LockKey]>,
+    pub(crate) locks: Rc<[LockKey]>,
     /// Its waiter in the queue of each lock.
-    waiters: Vec<WaiterId>,
+    pub(crate) waiters: Vec<WaiterId>,
     /// Whether it is on the agenda, because it may be able to get all its locks.
-    marked: bool,
+    pub(crate) marked: bool,
     /// The queue in which it was last found that it cannot be granted. Until this queue changes,
     /// changes in its other queues make no difference. So all its locks are read once after a
     /// change of this queue, and not once for each of the other locks.
-    blocked_in: Option<RecordId>,
+    pub(crate) blocked_in: Option<RecordId>,
     /// Whether only the delay after a start keeps it from its locks. Until the delay ends, no
     /// change in any of its queues makes a difference. Without this flag all its locks would be
     /// read for each of its queues every second, because each queue is looked at every second.
-    is_kept_back: bool,
+    pub(crate) is_kept_back: bool,
 }
 
 impl MultiWaits {
@@ -50,18 +51,16 @@ impl MultiWaits {
         Some(MultiId(id))
     }
 
-    pub(crate) fn add_waiter(&mut self, id: MultiId, waiter: WaiterId) {
-        if let Some(multi) = self.arena.get_mut(id.0).must_exist() {
-            multi.waiters.push(waiter);
-        }
+    pub(crate) fn get(&self, id: MultiId) -> Option<&MultiWait> {
+        self.arena.get(id.0)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: MultiId) -> Option<&mut MultiWait> {
+        self.arena.get_mut(id.0)
     }
 
     pub(crate) fn locks(&self, id: MultiId) -> Option<Rc<[LockKey]>> {
         self.arena.get(id.0).map(|multi| Rc::clone(&multi.locks))
-    }
-
-    pub(crate) fn owner(&self, id: MultiId) -> Option<Rc<[u8]>> {
-        self.arena.get(id.0).map(|multi| Rc::clone(&multi.owner))
     }
 
     pub(crate) fn waiters(&self, id: MultiId) -> &[WaiterId] {
@@ -87,31 +86,11 @@ impl MultiWaits {
                 && !std::mem::replace(&mut multi.marked, true)
         })
     }
-
-    pub(crate) fn unmark(&mut self, id: MultiId) {
-        if let Some(multi) = self.arena.get_mut(id.0) {
-            multi.marked = false;
-        }
-    }
-
-    pub(crate) fn block(&mut self, id: MultiId, blocked_in: Option<RecordId>, is_kept_back: bool) {
-        if let Some(multi) = self.arena.get_mut(id.0).must_exist() {
-            (multi.blocked_in, multi.is_kept_back) = (blocked_in, is_kept_back);
-        }
-    }
 }
 
 #[cfg(debug_assertions)]
 impl MultiWaits {
-    pub(crate) fn ids(&self) -> Vec<MultiId> {
-        self.arena.iter().map(|(id, _)| MultiId(id)).collect()
-    }
-
-    pub(crate) fn is_marked(&self, id: MultiId) -> bool {
-        self.arena.get(id.0).is_some_and(|multi| multi.marked)
-    }
-
-    pub(crate) fn blocked_in(&self, id: MultiId) -> Option<RecordId> {
-        self.arena.get(id.0)?.blocked_in
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (MultiId, &MultiWait)> {
+        self.arena.iter().map(|(id, multi)| (MultiId(id), multi))
     }
 }

@@ -7,6 +7,7 @@
 use crate::interface::error::CommandError;
 use crate::interface::event::{Event, Moment, Told};
 use crate::interface::request::Events;
+use crate::memory::deadlines::Deadlines;
 use crate::values::arena::{Arena, Id};
 use crate::values::ids::{HoldId, Listener, SessionId, SessionRef, WaiterId};
 use crate::values::limits::{EVENTS_TOLD_BYTES, EVENTS_TOLD_MAX, ROOM_KEPT};
@@ -62,8 +63,10 @@ struct Session {
     grace_ms: i64,
     /// When the grace ends, monotonic, in milliseconds.
     grace_end: Option<i64>,
-    /// The client that waits for events, and until when.
-    listener: Option<(Listener, Option<i64>)>,
+    /// The client that waits for events.
+    listener: Option<Listener>,
+    /// Until when it waits, monotonic, in milliseconds; none without limit.
+    listen_end: Option<i64>,
     /// Whether a listener was woken and was not told yet. Until then the limit of unacknowledged
     /// events does not apply: one turn of the server's event loop can bring any number.
     is_woken: bool,
@@ -129,24 +132,17 @@ pub(crate) struct Sessions {
     arena: Arena<Session>,
     names: HashMap<Rc<[u8]>, SessionId>,
     clients: BTreeSet<(u64, SessionId)>,
-    listen_ends: BTreeSet<(i64, SessionId)>,
-    grace_ends: BTreeSet<(i64, SessionId)>,
+    /// When waits for events end, and when graces do; both monotonic.
+    pub(crate) listen_ends: Deadlines<SessionId>,
+    pub(crate) grace_ends: Deadlines<SessionId>,
     /// How many unacknowledged events all sessions have.
-    unacknowledged: usize,
+    pub(crate) unacknowledged: usize,
     /// As in [`SessionLimits`], from the last EVENTS; none before the first.
     events_max: Option<u32>,
     /// Sessions that were found with more unacknowledged events than `events_max`.
     overflowing: BTreeSet<SessionId>,
     /// A life is named as a grant is, so no server gives the same name twice.
-    lives: TokenMint,
-}
-
-/// The waiters and holds of a session that lost its connection or ended.
-#[derive(Debug, Default)]
-pub(crate) struct Belongings {
-    pub(crate) waiters: BTreeSet<WaiterId>,
-    /// Holds that must be released.
-    pub(crate) holds: BTreeSet<HoldId>,
+    pub(crate) lives: TokenMint,
 }
 
 impl Sessions {
@@ -154,30 +150,21 @@ impl Sessions {
         self.arena.len()
     }
 
-    pub(crate) fn unacknowledged(&self) -> usize {
-        self.unacknowledged
-    }
-
     /// The session that this user names, if it has a connection and that has heard of its life.
     pub(crate) fn listened(&self, session: SessionRef<'_>) -> Result<SessionId, CommandError> {
-        let id = self.find(session)?.ok_or(CommandError::NoSession)?;
-        let found = self.arena.get(id.0);
-        let is_listened = |session: &&Session| session.client_id.and(session.life).is_some();
-        found.filter(is_listened).ok_or(CommandError::NoSession)?;
-        Ok(id)
+        match self.find(session)? {
+            Some((id, found)) if found.client_id.and(found.life).is_some() => Ok(id),
+            _ => Err(CommandError::NoSession),
+        }
     }
 
     /// The session with this name, or none. A session of another user is refused: otherwise any
     /// user could receive its grants and end its holds by knowing its name.
-    fn find(&self, session: SessionRef<'_>) -> Result<Option<SessionId>, CommandError> {
-        let Some(id) = self.names.get(session.name) else {
-            return Ok(None);
-        };
-        let begun_by = self.arena.get(id.0).map(|session| &*session.user);
-        if begun_by == Some(session.user) {
-            Ok(Some(*id))
-        } else {
-            Err(CommandError::SessionOfAnother)
+    fn find(&self, session: SessionRef<'_>) -> Result<Option<(SessionId, &Session)>, CommandError> {
+        let id = self.names.get(session.name);
+        match id.and_then(|id| Some((*id, self.arena.get(id.0)?))) {
+            Some((_, found)) if *found.user != *session.user => Err(CommandError::SessionOfAnother),
+            found => Ok(found),
         }
     }
 
@@ -189,11 +176,6 @@ impl Sessions {
     /// The name of a session.
     pub(crate) fn name_of(&self, id: SessionId) -> Option<&Rc<[u8]>> {
         self.arena.get(id.0).map(|session| &session.name)
-    }
-
-    /// Lives begin with larger numbers than another server can have given.
-    pub(crate) fn start_lives(&mut self, wall_us: i64, guard_ms: i64) {
-        self.lives.start(wall_us, guard_ms);
     }
 
     /// All sessions, in no particular order.
@@ -233,9 +215,7 @@ impl Sessions {
         session.grace_ms = request.grace_ms;
         session.epoch = session.epoch.max(request.epoch);
         session.is_woken = false;
-        if let Some(end) = session.grace_end.take() {
-            self.grace_ends.remove(&(end, id));
-        }
+        self.grace_ends.set(id, &mut session.grace_end, None);
         if let Some(former) = session.client_id.replace(client_id) {
             self.clients.remove(&(former, id));
         }
@@ -260,9 +240,8 @@ impl Sessions {
         limits: SessionLimits,
         now: Now,
     ) -> Result<SessionId, CommandError> {
-        if let Some(id) = self.find(request.session)? {
-            let known = self.arena.get(id.0).and_then(|session| session.epoch);
-            return match known {
+        if let Some((id, session)) = self.find(request.session)? {
+            return match session.epoch {
                 Some(known) if request.epoch.is_some_and(|epoch| epoch < known) => {
                     Err(CommandError::Stale(known))
                 }
@@ -272,13 +251,9 @@ impl Sessions {
         if limits.out_of_memory {
             return Err(CommandError::OutOfMemory);
         }
-        let has_room = self.has_room(limits.sessions);
+        let has_room = usize::try_from(limits.sessions).is_ok_and(|max| self.len() < max);
         let opened = has_room.then(|| self.open(request.session, now)).flatten();
         opened.ok_or(CommandError::TooManySessions(limits.sessions))
-    }
-
-    fn has_room(&self, sessions_max: u32) -> bool {
-        usize::try_from(sessions_max).is_ok_and(|max| self.len() < max)
     }
 
     /// None only if there are four billion sessions already.
@@ -302,11 +277,15 @@ impl Sessions {
     }
 
     /// The session connection closed: the waiters leave at once, the holds end when the grace is
-    /// over.
-    pub(crate) fn detach(&mut self, id: SessionId, now: Now) -> Belongings {
+    /// over. Returns the waiters, and the holds that end now.
+    pub(crate) fn detach(
+        &mut self,
+        id: SessionId,
+        now: Now,
+    ) -> (BTreeSet<WaiterId>, BTreeSet<HoldId>) {
         self.stop_listening(id);
         let Some(session) = self.arena.get_mut(id.0).must_exist() else {
-            return Belongings::default();
+            return Default::default();
         };
         if let Some(client_id) = session.client_id.take() {
             self.clients.remove(&(client_id, id));
@@ -317,13 +296,13 @@ impl Sessions {
         // `rlock.max-sessions`.
         let holds = if session.grace_ms > 0 && !session.holds.is_empty() {
             let end = now.mono_ms.saturating_add(session.grace_ms);
-            session.grace_end = Some(end);
-            self.grace_ends.insert((end, id));
+            let field = &mut session.grace_end;
+            self.grace_ends.set(id, field, Some(end));
             BTreeSet::new()
         } else {
             self.end(id)
         };
-        Belongings { waiters, holds }
+        (waiters, holds)
     }
 
     /// The next EVENTS begins another life: the events of this one are dropped. Returns the client
@@ -341,12 +320,10 @@ impl Sessions {
     pub(crate) fn end(&mut self, id: SessionId) -> BTreeSet<HoldId> {
         self.end_life(id);
         self.overflowing.remove(&id);
-        let Some(session) = self.arena.remove(id.0).must_exist() else {
+        let Some(mut session) = self.arena.remove(id.0).must_exist() else {
             return BTreeSet::new();
         };
-        if let Some(end) = session.grace_end {
-            self.grace_ends.remove(&(end, id));
-        }
+        self.grace_ends.set(id, &mut session.grace_end, None);
         self.names.remove(&session.name);
         if self.names.is_empty() {
             self.names.shrink_to(ROOM_KEPT);
@@ -356,23 +333,10 @@ impl Sessions {
 
     /// How many events, waits and holds end with a session, plus one for the session itself.
     pub(crate) fn size_of(&self, id: SessionId) -> usize {
-        let session = self.arena.get(id.0);
-        let belongings = session.map_or(0, |session| {
-            let events = session.events.len();
-            let waits = session.waiters.len();
-            session
-                .holds
-                .len()
-                .saturating_add(waits)
-                .saturating_add(events)
-        });
-        belongings.saturating_add(1)
-    }
-
-    /// A session whose grace is over.
-    pub(crate) fn grace_over(&self, now: Now) -> Option<SessionId> {
-        let (end, id) = self.grace_ends.first()?;
-        (*end <= now.mono_ms).then_some(*id)
+        self.arena.get(id.0).map_or(1, |session| {
+            let held = session.holds.len().saturating_add(session.waiters.len());
+            held.saturating_add(session.events.len()).saturating_add(1)
+        })
     }
 
     // --- Events ----------------------------------------------------------------------------------
@@ -451,7 +415,7 @@ impl Sessions {
 
     /// The command connection has closed.
     pub(crate) fn unbind(&mut self, session: SessionRef<'_>, client_id: u64) {
-        if let Ok(Some(id)) = self.find(session)
+        if let Ok(Some((id, _))) = self.find(session)
             && let Some(session) = self.arena.get_mut(id.0)
             && session.bound == Some(client_id)
         {
@@ -470,35 +434,30 @@ impl Sessions {
         let Some(session) = self.arena.get_mut(id.0) else {
             return;
         };
-        let until = wait.end(now);
-        session.listener = Some((listener, until));
-        self.listen_ends.extend(until.map(|until| (until, id)));
+        session.listener = Some(listener);
+        let field = &mut session.listen_end;
+        self.listen_ends.set(id, field, wait.end(now));
     }
 
     /// Ends the wait for events. Returns the client that waited.
     pub(crate) fn stop_listening(&mut self, id: SessionId) -> Option<Listener> {
         let session = self.arena.get_mut(id.0)?;
-        let (listener, until) = session.listener.take()?;
+        let listener = session.listener.take()?;
         session.is_woken = true;
-        if let Some(until) = until {
-            self.listen_ends.remove(&(until, id));
-        }
+        self.listen_ends.set(id, &mut session.listen_end, None);
         Some(listener)
     }
 
     /// The same, if this client is the one that waits.
     pub(crate) fn stop_listening_as(&mut self, id: SessionId, listener: Listener) {
         let present = self.arena.get(id.0).and_then(|session| session.listener);
-        if present.is_some_and(|(present, _)| present == listener) {
+        if present == Some(listener) {
             self.stop_listening(id);
-            // It was not woken to fetch, so the limit of unacknowledged events applies again.
-            if let Some(session) = self.arena.get_mut(id.0) {
-                session.is_woken = false;
-            }
+            self.woken_no_more(id);
         }
     }
 
-    /// A listener was woken, but its client disconnected before it was told: the limit of
+    /// A listener that was woken is not told, or was not woken to be told: the limit of
     /// unacknowledged events applies again.
     pub(crate) fn woken_no_more(&mut self, id: SessionId) {
         let Some(session) = self.arena.get_mut(id.0) else {
@@ -510,12 +469,6 @@ impl Sessions {
         }
     }
 
-    /// A session whose listener has waited for as long as it wanted.
-    pub(crate) fn listened_enough(&self, now: Now) -> Option<SessionId> {
-        let (until, id) = self.listen_ends.first()?;
-        (*until <= now.mono_ms).then_some(*id)
-    }
-
     /// Whether a session was found that has left too many events unacknowledged.
     pub(crate) fn any_overflowing(&self) -> bool {
         !self.overflowing.is_empty()
@@ -523,9 +476,7 @@ impl Sessions {
 
     /// When the nearest wait for events or grace ends, monotonic, in milliseconds.
     pub(crate) fn next_deadline(&self) -> Option<i64> {
-        let listen = self.listen_ends.first().map(|(until, _)| *until);
-        let grace = self.grace_ends.first().map(|(end, _)| *end);
-        earlier(listen, grace)
+        earlier(self.listen_ends.next(), self.grace_ends.next())
     }
 
     // --- Waiters and holds of a session ----------------------------------------------------------
@@ -563,39 +514,21 @@ impl Sessions {
 }
 
 #[cfg(debug_assertions)]
-#[allow(
-    clippy::arithmetic_side_effects,
-    clippy::indexing_slicing,
-    reason = "only tests run it"
-)]
+#[allow(clippy::arithmetic_side_effects, reason = "only tests run it")]
 impl Sessions {
     /// Asserts that each session is on the lists that its fields name, and on no others.
     pub(crate) fn check(&self) {
-        let (mut counts, mut unacknowledged) = ([0; 3], 0);
-        for (id, session) in self.arena.iter() {
-            let id = SessionId(id);
-            let until = session.listener.and_then(|(_, until)| until);
+        let sessions = || self.arena.iter().map(|(id, of)| (SessionId(id), of));
+        self.grace_ends
+            .check(sessions().map(|(id, of)| (of.grace_end, id)));
+        let listen_ends = sessions().map(|(id, of)| (of.listen_end, id));
+        self.listen_ends.check(listen_ends);
+        let clients = sessions().filter_map(|(id, of)| Some((of.client_id?, id)));
+        assert_eq!(self.clients, clients.collect());
+        let mut unacknowledged = 0;
+        for (id, session) in sessions() {
             let (client, grace) = (session.client_id, session.grace_end);
-            for (count, is_some) in
-                counts
-                    .iter_mut()
-                    .zip([client.is_some(), grace.is_some(), until.is_some()])
-            {
-                *count += usize::from(is_some);
-            }
             assert_eq!(self.names.get(&session.name), Some(&id));
-            assert!(
-                client.is_none_or(|of| self.clients.contains(&(of, id))),
-                "{session:?}"
-            );
-            assert!(
-                grace.is_none_or(|end| self.grace_ends.contains(&(end, id))),
-                "{session:?}"
-            );
-            assert!(
-                until.is_none_or(|end| self.listen_ends.contains(&(end, id))),
-                "{session:?}"
-            );
             // It has a connection, or its grace runs because it has holds.
             assert_eq!(client.is_some(), grace.is_none(), "{session:?}");
             assert!(client.is_some() || !session.holds.is_empty(), "{session:?}");
@@ -605,8 +538,6 @@ impl Sessions {
             );
             unacknowledged += session.events.len();
         }
-        let noted = [&self.grace_ends, &self.listen_ends].map(BTreeSet::len);
-        assert_eq!(counts, [self.clients.len(), noted[0], noted[1]]);
         assert_eq!(
             (self.names.len(), self.unacknowledged),
             (self.len(), unacknowledged)

@@ -11,15 +11,17 @@ use crate::memory::grant_delay::GrantDelay;
 use crate::memory::hold::{HoldIndex, SessionHold, SessionHolds};
 use crate::memory::log::event_log::{EventLog, LogEntry, LogLines, LogOptions};
 use crate::memory::log::metrics::{Counters, count};
-use crate::memory::log::pattern::{PatternCounters, Patterns};
+use crate::memory::log::pattern::PatternCounters;
 use crate::memory::multi_waits::MultiWaits;
 use crate::memory::pending::PendingRelease;
 use crate::memory::session::{SessionView, Sessions};
-use crate::memory::table::{Gauges, LockTable, QueueView, ReplyTarget, Waiter, WaiterView};
-use crate::values::ids::{HoldId, MultiId, RecordId, SessionId, WaiterId};
+use crate::memory::table::{
+    Gauges, LockTable, Longest, QueueView, ReplyTarget, Waiter, WaiterView,
+};
+use crate::values::ids::{HoldId, RecordId, SessionId, WaiterId};
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
-use crate::values::time::Now;
+use crate::values::time::{Now, held_ms};
 use crate::values::token::{Token, TokenMint};
 use std::rc::Rc;
 
@@ -34,12 +36,6 @@ pub struct HoldView {
     pub client_id: Option<u64>,
 }
 
-/// How long ago this moment of the wall clock was, in milliseconds.
-pub(crate) fn held_ms(since_us: i64, now: Now) -> i64 {
-    let held_us = now.wall_us.saturating_sub(since_us);
-    held_us.div_euclid(1000).max(0)
-}
-
 /// All state about locks that is not in the keyspace.
 #[derive(Debug, Default)]
 pub struct Locks {
@@ -52,7 +48,6 @@ pub struct Locks {
     pub(crate) tokens: TokenMint,
     pub(crate) grant_delay: GrantDelay,
     pub(crate) counters: Counters,
-    pub(crate) patterns: Patterns,
     pub(crate) log: EventLog,
     pub(crate) log_lines: LogLines,
     /// Grows with each decision: a reading from before the last decision is out of date.
@@ -126,19 +121,15 @@ impl Locks {
 
     /// A grant could not be delivered: it is given back as soon as a write is allowed.
     pub fn end_grant_later(&mut self, lock: &LockKey, owner: &Rc<[u8]>, grant: &Grant) {
-        let release = |token| PendingRelease {
-            owner: Rc::clone(owner),
-            mode: grant.mode,
-            token: Some(token),
-            whole: false,
-        };
-        match &grant.several {
-            None => self.end_later(lock.as_ref(), release(grant.token)),
-            Some(several) => {
-                for (lock, token) in several.iter() {
-                    self.end_later(lock.as_ref(), release(*token));
-                }
-            }
+        let one = [(lock.clone(), grant.token)];
+        for (lock, token) in grant.several.as_deref().unwrap_or(&one) {
+            let release = PendingRelease {
+                owner: Rc::clone(owner),
+                mode: grant.mode,
+                token: Some(*token),
+                whole: false,
+            };
+            self.end_later(lock.as_ref(), release);
         }
     }
 
@@ -161,7 +152,9 @@ impl Locks {
             self.table.take_dirty(id);
         }
         for multi in self.agenda.clear() {
-            self.multis.unmark(multi);
+            if let Some(multi) = self.multis.get_mut(multi) {
+                multi.marked = false;
+            }
         }
         while self.holds.any_dirty() {
             self.holds.pop_dirty();
@@ -189,7 +182,7 @@ impl Locks {
     /// promotion.
     pub fn start_tokens(&mut self, now: Now, guard_ms: i64) {
         self.tokens.start(now.wall_us, guard_ms);
-        self.sessions.start_lives(now.wall_us, guard_ms);
+        self.sessions.lives.start(now.wall_us, guard_ms);
     }
 
     // --- The delay after a start -----------------------------------------------------------------
@@ -237,13 +230,10 @@ impl Locks {
     /// Removes a waiter that does not get the lock. The owner of the next waiter may hold the lock
     /// and would be granted a re-entry, so the queue is marked dirty.
     pub(crate) fn leave_untold(&mut self, id: WaiterId) -> Option<Waiter> {
-        let multi = self.table.get(id)?.multi;
-        let of_multi = multi.map_or(&[][..], |multi| self.multis.waiters(multi));
-        let all = of_multi.iter().chain(multi.is_none().then_some(&id));
-        let first = all.filter(|waiter| self.table.is_first(**waiter));
-        let queues: Vec<RecordId> = first
-            .filter_map(|waiter| self.table.record_of(*waiter))
-            .collect();
+        let first = self.members(&id).iter();
+        let first = first.filter(|waiter| self.table.is_first(**waiter));
+        let queues = first.filter_map(|waiter| self.table.record_of(*waiter));
+        let queues: Vec<RecordId> = queues.collect();
         let waiter = self.leave_queues(id);
         for queue in queues {
             self.mark_queue(queue);
@@ -266,18 +256,17 @@ impl Locks {
         Some(waiter)
     }
 
-    /// For a waiter of a multi-wait, the waiter in the queue of its first lock; for another,
-    /// itself.
-    pub(crate) fn main_waiter(&self, id: WaiterId) -> Option<WaiterId> {
-        match self.table.get(id)?.multi {
-            None => Some(id),
-            Some(multi) => self.multis.waiters(multi).first().copied(),
+    /// All waiters of the wait that a waiter is part of, in the order of its locks.
+    pub(crate) fn members<'s>(&'s self, id: &'s WaiterId) -> &'s [WaiterId] {
+        match self.table.get(*id).and_then(|waiter| waiter.multi) {
+            None => std::slice::from_ref(id),
+            Some(multi) => self.multis.waiters(multi),
         }
     }
 
-    /// The waiter of a multi-wait in the queue of its first lock: its id stands for the whole wait.
-    pub(crate) fn waiter_of(&self, multi: MultiId) -> Option<WaiterId> {
-        self.multis.waiters(multi).first().copied()
+    /// The first waiter of the wait that a waiter is part of: its id stands for the whole wait.
+    pub(crate) fn main_waiter(&self, id: WaiterId) -> Option<WaiterId> {
+        self.members(&id).first().copied()
     }
 
     pub(crate) fn lock_of(&self, id: WaiterId) -> Option<LockKey> {
@@ -292,7 +281,8 @@ impl Locks {
         let index = record.and_then(|record| self.table.holds_mut(record));
         let hold = self.holds.remove(index, id)?;
         if let Some(record) = record {
-            self.table.hold_removed(record);
+            self.table.note_hold(record, hold.since_us, None);
+            self.table.close_if_idle(record);
         }
         self.sessions.remove_hold(hold.session, id);
         Some(hold)
@@ -312,21 +302,29 @@ impl Locks {
 
     /// The counters by patterns of lock names.
     pub fn pattern_counters(&self) -> &[PatternCounters] {
-        self.patterns.counters()
+        self.table.patterns.counters()
     }
 
     /// Counts by these patterns, separated by spaces, from now on.
     pub fn set_metrics_patterns(&mut self, patterns: &[u8]) {
-        self.patterns.set(patterns);
+        self.table.set_patterns(patterns, &self.holds);
+    }
+
+    /// The longest present wait and hold of the locks that count for the pattern with this number,
+    /// from 1, or of all.
+    pub fn longest(&self, pattern: Option<usize>, now: Now) -> Longest {
+        self.table.longest(pattern, now)
     }
 
     /// The number of waiters, sessions, holds and so on.
     pub fn gauges(&self) -> Gauges {
         Gauges {
+            waiters: self.table.waiters(),
+            locks: self.table.queues,
+            pending_releases: self.table.pending,
             sessions: self.sessions.len(),
-            unacknowledged_events: self.sessions.unacknowledged(),
+            unacknowledged_events: self.sessions.unacknowledged,
             session_holds: self.holds.len(),
-            ..self.table.gauges()
         }
     }
 
@@ -399,10 +397,5 @@ impl Locks {
                 .map_or(-1, |end| end.saturating_sub(now.mono_ms).max(0)),
         };
         self.table.waiters_of(lock).map(view).collect()
-    }
-
-    pub(crate) fn note_peak(&mut self) {
-        let waiters = u64::try_from(self.table.gauges().waiters).unwrap_or(u64::MAX);
-        self.counters.waiters_peak = self.counters.waiters_peak.max(waiters);
     }
 }

@@ -10,7 +10,10 @@
 
 use crate::interface::depth::ReadDepth;
 use crate::interface::stored_permits::PermitsRequest;
-use crate::memory::hold::HoldIndex;
+use crate::memory::deadlines::Deadlines;
+use crate::memory::hold::{HoldIndex, SessionHolds};
+use crate::memory::log::ages::Ages;
+use crate::memory::log::pattern::Patterns;
 use crate::memory::pending::PendingRelease;
 use crate::memory::position::Positions;
 use crate::values::arena::Arena;
@@ -20,10 +23,10 @@ use crate::values::limits::ROOM_KEPT;
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
 use crate::values::must_exist::MustExist;
-use crate::values::time::{Lease, Now, Wait, earlier};
+use crate::values::time::{Lease, Now, Wait, earlier, held_ms};
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -110,9 +113,21 @@ struct WaitQueue {
     lease_end: Option<i64>,
 }
 
-#[derive(Debug)]
+impl WaitQueue {
+    /// Counts a waiter that has joined or left: `by` adds or subtracts.
+    fn count(&mut self, waiter: &Waiter, by: fn(u32, u32) -> u32) {
+        self.length = by(self.length, 1);
+        self.multis = by(self.multis, waiter.multi.is_some().into());
+        self.without_limit = by(self.without_limit, names_no_limit(waiter.asked).into());
+        self.readers = by(self.readers, (waiter.mode == Mode::Read).into());
+    }
+}
+
+#[derive(Debug, Default)]
 struct LockRecord {
     lock: LockKey,
+    /// The number of the pattern that its name matches.
+    pattern: usize,
     queue: WaitQueue,
     holds: HoldIndex,
     /// Holds that must end before anything else is decided at this lock.
@@ -179,18 +194,25 @@ pub(crate) struct LockTable {
     waiters: Arena<Waiter>,
     /// The queues in which each owner waits, and its waiter in each.
     waits: HashMap<Rc<[u8]>, Few<RecordId, WaiterId>>,
-    wait_ends: BTreeSet<(i64, WaiterId)>,
+    wait_ends: Deadlines<WaiterId>,
     /// When the leases of locks with waiters are over, by the wall clock.
-    leases_over: BTreeSet<(i64, RecordId)>,
+    leases_over: Deadlines<RecordId>,
     /// When to look at locks, and the moment before which no more looks are made; both monotonic.
-    looks: BTreeSet<(i64, RecordId)>,
+    looks: Deadlines<RecordId>,
     no_look_before: i64,
     /// After how many milliseconds a wait is long; 0 is never.
     pub(crate) long_after_ms: i64,
+    /// The patterns by which locks are counted.
+    pub(crate) patterns: Patterns,
+    /// When the first waiter of each queue began to wait, monotonic, in milliseconds.
+    waits_began: Ages,
+    /// When the holds of sessions began, in microseconds of the wall clock. A hold whose beginning
+    /// is not known is left out.
+    holds_began: Ages,
     /// How many queues are not empty.
-    queues: usize,
+    pub(crate) queues: usize,
     /// How many pending releases there are.
-    pending: usize,
+    pub(crate) pending: usize,
 }
 
 /// The number of waiters, sessions, holds and so on.
@@ -209,6 +231,15 @@ pub struct Gauges {
     /// Pending releases: holds that must end because their session ended, or because their grant
     /// could not be delivered.
     pub pending_releases: usize,
+}
+
+/// The longest present wait and hold, in milliseconds; 0 if there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Longest {
+    /// How long the waiter that has waited longest has waited.
+    pub wait_ms: i64,
+    /// How long the hold of a session that has lasted longest has lasted.
+    pub hold_ms: i64,
 }
 
 /// A queue as LIST shows it.
@@ -296,15 +327,9 @@ impl LockTable {
         let lock = LockKey::from(lock);
         let (db, name) = (lock.db, Rc::clone(&lock.name));
         let id = RecordId(self.records.insert(LockRecord {
+            pattern: self.patterns.number(&name),
             lock,
-            queue: WaitQueue::default(),
-            holds: HoldIndex::default(),
-            pending: VecDeque::new(),
-            outlived: false,
-            dirty: false,
-            lease_over_at: None,
-            look_at: None,
-            key_look_at: 0,
+            ..LockRecord::default()
         })?);
         self.databases.entry(db).or_default().insert(name, id);
         self.last_found.set(Some(id));
@@ -313,14 +338,14 @@ impl LockTable {
     }
 
     /// Closes a record that is empty. Must be called after anything was removed from it.
-    fn close_if_idle(&mut self, id: RecordId) {
+    pub(crate) fn close_if_idle(&mut self, id: RecordId) {
         let is_idle = self.records.get(id.0).is_some_and(|record| {
             record.queue.length == 0 && record.holds.is_empty() && record.pending.is_empty()
         });
         if !is_idle {
             return;
         }
-        let Some(record) = self.records.remove(id.0) else {
+        let Some(record) = self.records.remove(id.0).must_exist() else {
             return;
         };
         if let Some(names) = self.databases.get_mut(&record.lock.db) {
@@ -359,15 +384,6 @@ impl LockTable {
         self.waiters.len()
     }
 
-    pub(crate) fn gauges(&self) -> Gauges {
-        Gauges {
-            waiters: self.waiters.len(),
-            locks: self.queues,
-            pending_releases: self.pending,
-            ..Gauges::default()
-        }
-    }
-
     // --- Pending releases ------------------------------------------------------------------------
 
     /// Adds a hold that must end before anything else is decided at its lock.
@@ -403,7 +419,7 @@ impl LockTable {
 
     /// Makes this owner's first pending release the lock's next one. False if it has none there.
     pub(crate) fn bring_forward(&mut self, id: RecordId, owner: &[u8]) -> bool {
-        let Some(record) = self.records.get_mut(id.0) else {
+        let Some(record) = self.records.get_mut(id.0).must_exist() else {
             return false;
         };
         let mut of_owner = record
@@ -424,12 +440,6 @@ impl LockTable {
         let record = self.records.get(id.0);
         let mut pending = record.into_iter().flat_map(|record| &record.pending);
         pending.any(|release| *release.owner == *owner)
-    }
-
-    /// Whether a lock has a pending release.
-    pub(crate) fn is_any_ending(&self, lock: LockRef<'_>) -> bool {
-        let record = self.find(lock).and_then(|id| self.records.get(id.0));
-        record.is_some_and(|record| !record.pending.is_empty())
     }
 
     /// Notes whether the key may outlive the leases in it, until the last pending release sets its
@@ -453,14 +463,54 @@ impl LockTable {
         self.records.get(id.0).map(|record| &record.holds)
     }
 
-    /// The holds that sessions have of a lock, to be changed. Call [`LockTable::hold_removed`]
+    /// The holds that sessions have of a lock, to be changed. Call [`LockTable::close_if_idle`]
     /// after removing one.
     pub(crate) fn holds_mut(&mut self, id: RecordId) -> Option<&mut HoldIndex> {
         self.records.get_mut(id.0).map(|record| &mut record.holds)
     }
 
-    pub(crate) fn hold_removed(&mut self, id: RecordId) {
-        self.close_if_idle(id);
+    // --- The longest wait and hold ---------------------------------------------------------------
+
+    /// A session's hold of this lock begins, ends, or is a later one.
+    pub(crate) fn note_hold(&mut self, id: RecordId, before: Option<i64>, after: Option<i64>) {
+        let pattern = self.records.get(id.0).map_or(0, |record| record.pattern);
+        self.holds_began.change(pattern, before, after);
+    }
+
+    /// Counts by these patterns from now on.
+    pub(crate) fn set_patterns(&mut self, patterns: &[u8], holds: &SessionHolds) {
+        self.patterns.set(patterns);
+        for id in self.in_database(None) {
+            if let Some(record) = self.records.get_mut(id.0) {
+                record.pattern = self.patterns.number(&record.lock.name);
+            }
+        }
+        (self.waits_began, self.holds_began) = self.ages(holds);
+    }
+
+    /// When the first waits of the queues and the holds of sessions began, found by a walk.
+    pub(crate) fn ages(&self, holds: &SessionHolds) -> (Ages, Ages) {
+        let (mut waits, mut held) = <(Ages, Ages)>::default();
+        for (_, record) in self.records.iter() {
+            let first = record.queue.first.and_then(|id| self.waiters.get(id.0));
+            waits.change(record.pattern, None, first.map(|first| first.since));
+            for id in record.holds.all() {
+                held.change(record.pattern, None, holds.began_at(id));
+            }
+        }
+        (waits, held)
+    }
+
+    /// The longest wait and hold of the locks with this pattern's number, or of all.
+    pub(crate) fn longest(&self, pattern: Option<usize>, now: Now) -> Longest {
+        let (wait, hold) = (
+            self.waits_began.earliest(pattern),
+            self.holds_began.earliest(pattern),
+        );
+        Longest {
+            wait_ms: wait.map_or(0, |since| now.mono_ms.saturating_sub(since)),
+            hold_ms: hold.map_or(0, |since_us| held_ms(since_us, now)),
+        }
     }
 
     // --- Finding waiters -------------------------------------------------------------------------
@@ -470,16 +520,18 @@ impl LockTable {
         self.find(lock).filter(|id| self.length(*id) > 0)
     }
 
+    fn queue_of(&self, id: RecordId) -> Option<&WaitQueue> {
+        self.records.get(id.0).map(|record| &record.queue)
+    }
+
     pub(crate) fn length(&self, id: RecordId) -> u32 {
-        self.records
-            .get(id.0)
-            .map_or(0, |record| record.queue.length)
+        self.queue_of(id).map_or(0, |queue| queue.length)
     }
 
     /// Whether a hold in this mode keeps a waiter out. A reader lets other readers in, and an
     /// owner, which stands in a queue once, does not wait for its own hold.
     pub(crate) fn is_anybody_kept_out(&self, id: RecordId, owner: &[u8], mode: Mode) -> bool {
-        let Some(LockRecord { queue, .. }) = self.records.get(id.0) else {
+        let Some(queue) = self.queue_of(id) else {
             return false;
         };
         let lets_in = |of: Mode| mode == Mode::Read && of == Mode::Read;
@@ -518,13 +570,16 @@ impl LockTable {
         Some((waiter, self.waiters.get(waiter.0).must_exist()?))
     }
 
+    /// An owner's waiter in the queue of a lock.
+    pub(crate) fn waiter_at(&self, lock: LockRef<'_>, owner: &[u8]) -> Option<(WaiterId, &Waiter)> {
+        self.waiter_of(self.queue(lock)?, owner)
+    }
+
     /// The first `most` waiters of multi-waits in a queue. Nearly every queue has none, and then it
     /// is not walked: this is called again for each reader that is granted.
     pub(crate) fn multis_in(&self, id: RecordId, most: usize) -> Vec<WaiterId> {
-        let queue = self.records.get(id.0).map(|record| &record.queue);
-        let first = queue
-            .filter(|queue| queue.multis > 0)
-            .and_then(|queue| queue.first);
+        let queue = self.queue_of(id).filter(|queue| queue.multis > 0);
+        let first = queue.and_then(|queue| queue.first);
         let all = self.from(first);
         let multis = all.filter(|(_, waiter)| waiter.multi.is_some());
         multis.map(|(id, _)| id).take(most).collect()
@@ -533,10 +588,8 @@ impl LockTable {
     /// The first `most` waiters that wait for permits and named no limit. A queue without any is
     /// not walked.
     pub(crate) fn without_limit(&self, id: RecordId, most: usize) -> Vec<WaiterId> {
-        let queue = self.records.get(id.0).map(|record| &record.queue);
-        let first = queue
-            .filter(|queue| queue.without_limit > 0)
-            .and_then(|queue| queue.first);
+        let queue = self.queue_of(id).filter(|queue| queue.without_limit > 0);
+        let first = queue.and_then(|queue| queue.first);
         let all = self.from(first);
         let without = all.filter(|(_, waiter)| names_no_limit(waiter.asked));
         without.map(|(id, _)| id).take(most).collect()
@@ -551,26 +604,22 @@ impl LockTable {
 
     /// The waiters for a lock, in order.
     pub(crate) fn waiters_of(&self, lock: LockRef<'_>) -> impl Iterator<Item = &Waiter> {
-        let record = self.find(lock).and_then(|id| self.records.get(id.0));
-        let first = record.and_then(|record| record.queue.first);
-        self.from(first).map(|(_, waiter)| waiter)
+        let queue = self.find(lock).and_then(|id| self.queue_of(id));
+        self.from(queue.and_then(|queue| queue.first))
+            .map(|(_, waiter)| waiter)
     }
 
     /// The queues of a database, in no particular order.
     pub(crate) fn views(&self, db: i32, now: Now) -> impl Iterator<Item = QueueView> + '_ {
-        let records = self.records.iter().map(|(_, record)| record);
-        let waited_for =
-            records.filter(move |record| record.lock.db == db && record.queue.length > 0);
-        waited_for.map(move |record| {
-            let first = record
-                .queue
-                .first
-                .and_then(|first| self.waiters.get(first.0));
-            QueueView {
+        let records = self.records.iter();
+        let records = records.filter(move |(_, record)| record.lock.db == db);
+        records.filter_map(move |(id, record)| {
+            let (_, first) = self.first(RecordId(id))?;
+            Some(QueueView {
                 name: Rc::clone(&record.lock.name),
                 waiters: record.queue.length,
-                longest_wait_ms: first.map_or(0, |first| now.mono_ms.saturating_sub(first.since)),
-            }
+                longest_wait_ms: now.mono_ms.saturating_sub(first.since),
+            })
         })
     }
 
@@ -628,24 +677,23 @@ impl LockTable {
             self.close_if_idle(record_id);
             return None;
         };
-        let wait_end = newcomer.wait.end(now).map(|end| (end, id));
-        self.wait_ends.extend(wait_end);
+        self.wait_ends.set(id, &mut None, newcomer.wait.end(now));
         if let Some(last) = last.and_then(|last| self.waiters.get_mut(last.0).must_exist()) {
             last.behind = Some(id);
         }
-        let queue = &mut self.records.get_mut(record_id.0).must_exist()?.queue;
+        let record = self.records.get_mut(record_id.0).must_exist()?;
+        let (pattern, queue) = (record.pattern, &mut record.queue);
         queue.first = queue.first.or(Some(id));
         queue.last = Some(id);
-        queue.length = queue.length.saturating_add(1);
-        queue.multis = queue.multis.saturating_add(newcomer.multi.is_some().into());
-        let without_limit = names_no_limit(newcomer.asked).into();
-        queue.without_limit = queue.without_limit.saturating_add(without_limit);
-        let reads = (newcomer.mode == Mode::Read).into();
-        queue.readers = queue.readers.saturating_add(reads);
+        if let Some(waiter) = self.waiters.get(id.0).must_exist() {
+            queue.count(waiter, u32::saturating_add);
+        }
         queue.joined = order.saturating_add(1);
         queue.positions.joined(order);
         if queue.length == 1 {
             self.queues = self.queues.saturating_add(1);
+            let since = Some(now.mono_ms);
+            self.waits_began.change(pattern, None, since);
         }
         if queue.unnoted.is_none() {
             queue.unnoted = Some(id);
@@ -661,33 +709,27 @@ impl LockTable {
     }
 
     /// The waiter keeps its place, but waits for another connection or session and with new terms.
-    /// Returns the reply target and the session that it had.
-    pub(crate) fn take_over(
-        &mut self,
-        id: WaiterId,
-        newcomer: &Newcomer<'_>,
-        now: Now,
-    ) -> Option<(ReplyTarget, Option<SessionId>)> {
-        let waiter = self.waiters.get_mut(id.0).must_exist()?;
-        if let Some(end) = waiter.wait_end {
-            self.wait_ends.remove(&(end, id));
+    pub(crate) fn take_over(&mut self, id: WaiterId, newcomer: &Newcomer<'_>, now: Now) {
+        if let Some(waiter) = self.waiters.get_mut(id.0).must_exist() {
+            waiter.lease = newcomer.lease;
+            waiter.wanted = newcomer.wanted;
+            waiter.reply_to = newcomer.reply_to;
+            waiter.session = newcomer.session;
+            let wait_end = newcomer.wait.end(now);
+            self.wait_ends.set(id, &mut waiter.wait_end, wait_end);
         }
-        waiter.lease = newcomer.lease;
-        waiter.wanted = newcomer.wanted;
-        waiter.wait_end = newcomer.wait.end(now);
-        self.wait_ends.extend(waiter.wait_end.map(|end| (end, id)));
-        let reply_to = std::mem::replace(&mut waiter.reply_to, newcomer.reply_to);
-        let session = std::mem::replace(&mut waiter.session, newcomer.session);
-        Some((reply_to, session))
     }
 
     /// Removes a waiter, wherever it stands in its queue.
     pub(crate) fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
-        let waiter = self.waiters.remove(id.0)?;
-        if let Some(end) = waiter.wait_end {
-            self.wait_ends.remove(&(end, id));
-        }
+        let mut waiter = self.waiters.remove(id.0)?;
+        self.wait_ends.set(id, &mut waiter.wait_end, None);
         let record = self.records.get_mut(waiter.record.0).must_exist()?;
+        if waiter.ahead.is_none() {
+            let next = waiter.behind.and_then(|next| self.waiters.get(next.0));
+            let (before, after) = (Some(waiter.since), next.map(|next| next.since));
+            self.waits_began.change(record.pattern, before, after);
+        }
         let queue = &mut record.queue;
         match waiter.ahead.and_then(|ahead| self.waiters.get_mut(ahead.0)) {
             Some(ahead) => ahead.behind = waiter.behind,
@@ -703,12 +745,7 @@ impl LockTable {
         if queue.unnoted == Some(id) {
             queue.unnoted = waiter.behind;
         }
-        queue.length = queue.length.saturating_sub(1);
-        queue.multis = queue.multis.saturating_sub(waiter.multi.is_some().into());
-        let without_limit = names_no_limit(waiter.asked).into();
-        queue.without_limit = queue.without_limit.saturating_sub(without_limit);
-        let reads = (waiter.mode == Mode::Read).into();
-        queue.readers = queue.readers.saturating_sub(reads);
+        queue.count(&waiter, u32::saturating_sub);
         queue.multi_queue_waiters.remove(&waiter.order);
         queue.positions.left(waiter.order);
         let is_empty = queue.length == 0;
@@ -847,8 +884,7 @@ impl LockTable {
     /// the end of the lease if that comes before. The lease may be over, so this look does not wait
     /// behind those at other locks.
     pub(crate) fn retry(&mut self, id: RecordId, now: Now) {
-        let record = self.records.get(id.0);
-        let lease_end = record.and_then(|record| record.queue.lease_end);
+        let lease_end = self.queue_of(id).and_then(|queue| queue.lease_end);
         let lease_end = lease_end.filter(|end| *end >= now.wall_ms());
         let again_at = now.wall_ms().saturating_add(LOOK_EVERY_MS);
         let over_at = lease_end.map_or(again_at, |end| end.saturating_add(1).min(again_at));
@@ -856,19 +892,10 @@ impl LockTable {
     }
 
     fn lease_over_at(&mut self, id: RecordId, over_at: i64) {
-        let Some(record) = self.records.get_mut(id.0).must_exist() else {
-            return;
-        };
-        if record
-            .lease_over_at
-            .is_some_and(|earlier| earlier <= over_at)
-        {
-            return;
+        if let Some(record) = self.records.get_mut(id.0).must_exist() {
+            let field = &mut record.lease_over_at;
+            self.leases_over.bring_forward(id, field, over_at);
         }
-        if let Some(later) = record.lease_over_at.replace(over_at) {
-            self.leases_over.remove(&(later, id));
-        }
-        self.leases_over.insert((over_at, id));
     }
 
     /// Looks at a lock a second from now, or when the wait of its first waiter that was not noted
@@ -885,71 +912,52 @@ impl LockTable {
         // Not in the past: a queue with many long waits would come before all others.
         let at = record.key_look_at.min(long_at.unwrap_or(i64::MAX));
         let at = at.max(now.mono_ms);
-        if record.look_at.is_some_and(|earlier| earlier <= at) {
-            return;
-        }
-        if let Some(later) = record.look_at.replace(at) {
-            self.looks.remove(&(later, id));
-        }
-        self.looks.insert((at, id));
+        self.looks.bring_forward(id, &mut record.look_at, at);
     }
 
     /// Makes no more looks at a lock that has neither waiters nor pending releases.
     fn look_no_more_if_done(&mut self, id: RecordId) {
-        let Some(record) = self.records.get_mut(id.0) else {
+        let Some(record) = self.records.get_mut(id.0).must_exist() else {
             return;
         };
-        if record.queue.length > 0 || !record.pending.is_empty() {
-            return;
-        }
-        if let Some(at) = record.lease_over_at.take() {
-            self.leases_over.remove(&(at, id));
-        }
-        if let Some(at) = record.look_at.take() {
-            self.looks.remove(&(at, id));
+        if record.queue.length == 0 && record.pending.is_empty() {
+            self.leases_over.set(id, &mut record.lease_over_at, None);
+            self.looks.set(id, &mut record.look_at, None);
         }
     }
 
     /// Whether the last known lease is over.
     pub(crate) fn lease_over(&self, id: RecordId, now: Now) -> bool {
-        let lease_end = self
-            .records
-            .get(id.0)
-            .and_then(|record| record.queue.lease_end);
+        let lease_end = self.queue_of(id).and_then(|queue| queue.lease_end);
         lease_end.is_some_and(|end| end <= now.wall_ms())
     }
 
     /// Milliseconds until the nearest deadline; 0 if it has passed, none without deadlines.
     pub(crate) fn next_deadline(&self, now: Now) -> Option<i64> {
-        let wait = self.wait_ends.first();
-        let wait = wait.map(|(end, _)| end.saturating_sub(now.mono_ms));
-        let over = self.leases_over.first();
-        let over = over.map(|(at, _)| at.saturating_sub(now.wall_ms()));
-        let look = self.looks.first();
-        let look = look.map(|(at, _)| self.no_look_before.max(*at).saturating_sub(now.mono_ms));
-        earlier(earlier(wait, over), look).map(|left| left.max(0))
+        let look = self.looks.next().map(|at| at.max(self.no_look_before));
+        let mono = earlier(self.wait_ends.next(), look);
+        let mono = mono.map(|at| at.saturating_sub(now.mono_ms));
+        let over = self.leases_over.next();
+        let over = over.map(|at| at.saturating_sub(now.wall_ms()));
+        earlier(mono, over).map(|left| left.max(0))
     }
 
     /// Whether the lock that a waiter waits for is held with a lease that ends, as far as is known.
     pub(crate) fn is_leased(&self, id: WaiterId) -> bool {
-        let record = self.record_of(id).and_then(|id| self.records.get(id.0));
-        record.is_some_and(|record| record.queue.lease_end.is_some())
+        let queue = self.record_of(id).and_then(|id| self.queue_of(id));
+        queue.is_some_and(|queue| queue.lease_end.is_some())
     }
 
     /// A waiter whose wait is over.
     pub(crate) fn overdue(&self, now: Now) -> Option<WaiterId> {
-        let (end, id) = self.wait_ends.first()?;
-        (*end <= now.mono_ms).then_some(*id)
+        self.wait_ends.due(now.mono_ms)
     }
 
     /// A lock whose lease is over. Each is returned once.
     pub(crate) fn take_lease_over(&mut self, now: Now) -> Option<RecordId> {
-        let (at, id) = self.leases_over.first().copied()?;
-        if at > now.wall_ms() {
-            return None;
-        }
-        self.leases_over.pop_first();
-        self.records.get_mut(id.0).must_exist()?.lease_over_at = None;
+        let id = self.leases_over.due(now.wall_ms())?;
+        let record = self.records.get_mut(id.0).must_exist()?;
+        self.leases_over.set(id, &mut record.lease_over_at, None);
         Some(id)
     }
 
@@ -963,16 +971,13 @@ impl LockTable {
         now: Now,
     ) -> Option<(RecordId, bool, Option<WaiterId>)> {
         let may_begin = looks > 0 || now.mono_ms >= self.no_look_before;
-        let (at, id) = self.looks.first().copied()?;
-        if at > now.mono_ms || !may_begin || looks >= LOOKS_AT_ONCE {
-            return None;
-        }
-        self.looks.pop_first();
+        let due = self.looks.due(now.mono_ms);
+        let id = due.filter(|_| may_begin && looks < LOOKS_AT_ONCE)?;
         self.no_look_before = now.mono_ms.saturating_add(LOOKS_PAUSE_MS);
         let unnoted = self.records.get(id.0).must_exist()?.queue.unnoted;
         let long = unnoted.filter(|id| self.is_long(*id, now));
         let record = self.records.get_mut(id.0)?;
-        record.look_at = None;
+        self.looks.set(id, &mut record.look_at, None);
         let is_of_key = record.key_look_at <= now.mono_ms;
         if let Some(waiter) = long.and_then(|id| self.waiters.get(id.0)) {
             record.queue.unnoted = waiter.behind;
@@ -988,10 +993,7 @@ impl LockTable {
         let Some(waiter) = self.waiters.get(id.0) else {
             return false;
         };
-        let queue = self
-            .records
-            .get(waiter.record.0)
-            .map(|record| &record.queue);
+        let queue = self.queue_of(waiter.record);
         let unnoted = queue.and_then(|queue| self.waiters.get(queue.unnoted?.0));
         let is_unnoted = unnoted.is_some_and(|unnoted| unnoted.order <= waiter.order);
         let long_at = waiter.long_at(self.long_after_ms);

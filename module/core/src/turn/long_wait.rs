@@ -1,12 +1,12 @@
 //! Long waits: each is logged once, when it has lasted for `rlock.log-waits-ms`.
 
+use crate::decisions::decision::Decision;
 use crate::interface::depth::ReadDepth;
 use crate::interface::effect::Effect;
 use crate::interface::stored::HeldBy;
 use crate::interface::task::{Purpose, Read, Subject, Task};
 use crate::memory::log::event_log::LogEvent;
 use crate::memory::state::Locks;
-use crate::memory::table::Waiter;
 use crate::turn::turn::Turn;
 use crate::values::ids::WaiterId;
 use crate::values::lock_key::LockRef;
@@ -46,46 +46,9 @@ impl Locks {
     /// For a wait for several locks, its waiter at a lock that is held, as far as is known; else
     /// the waiter itself.
     fn held_up_at(&self, id: WaiterId) -> WaiterId {
-        let multi = self.table.get(id).and_then(|waiter| waiter.multi);
-        let waiters = multi.map_or(&[][..], |multi| self.multis.waiters(multi));
+        let mut waiters = self.members(&id).iter();
         let is_held = |waiter: &&WaiterId| self.table.is_leased(**waiter);
-        waiters.iter().find(is_held).copied().unwrap_or(id)
-    }
-
-    /// Logs a long wait: in the core's log, and in the server's log while there is room.
-    pub(crate) fn log_long_wait(
-        &mut self,
-        at: WaiterId,
-        read: &Read<'_>,
-        now: Now,
-        effects: &mut Vec<Effect>,
-    ) {
-        let Some(lock) = self.lock_of(at).must_exist() else {
-            return;
-        };
-        let position = self.table.position(at);
-        let Some(waiter) = self.table.get(at).must_exist() else {
-            return;
-        };
-        let owner = Rc::clone(&waiter.owner);
-        let mut text = described(waiter, position, now);
-        match read {
-            Read::Holder(Some(held_by)) => {
-                self.describe_holder(&mut text, lock.as_ref(), held_by, now);
-            }
-            Read::Holder(None) => text.push_str("nobody holds it now"),
-            _ => text.push_str("who holds it cannot be told now"),
-        }
-        self.say_left_out(now, effects);
-        if self.log_lines.take(now) {
-            let (name, db, owner) = (Word::new(&lock.name), lock.db, Word::new(&owner));
-            effects.push(Effect::Log(format!(
-                "long wait for the lock '{name}' of database {db}: '{owner}' {text}"
-            )));
-        }
-        let lock = lock.as_ref();
-        self.log
-            .add(LogEvent::LongWait, lock, Some(&owner), None, text, now);
+        waiters.find(is_held).copied().unwrap_or(id)
     }
 
     /// Says how many lines were left out of the server's log, when there is room for it.
@@ -119,12 +82,41 @@ impl Locks {
     }
 }
 
-fn described(waiter: &Waiter, position: i64, now: Now) -> String {
-    let waited_ms = now.mono_ms.saturating_sub(waiter.since);
-    let several = if waiter.multi.is_some() {
-        " for this lock and others"
-    } else {
-        ""
-    };
-    format!("has waited{several} for {waited_ms} ms, number {position} in the queue; ")
+impl Decision<'_> {
+    /// Logs a long wait: in the core's log, and in the server's log while there is room.
+    pub(crate) fn log_long_wait(&mut self, at: WaiterId, read: &Read<'_>) {
+        let (locks, now) = (&mut *self.locks, self.now);
+        let Some(lock) = locks.lock_of(at).must_exist() else {
+            return;
+        };
+        let position = locks.table.position(at);
+        let Some(waiter) = locks.table.get(at).must_exist() else {
+            return;
+        };
+        let owner = Rc::clone(&waiter.owner);
+        let waited_ms = now.mono_ms.saturating_sub(waiter.since);
+        let several = match waiter.multi {
+            Some(_) => " for this lock and others",
+            None => "",
+        };
+        let mut text =
+            format!("has waited{several} for {waited_ms} ms, number {position} in the queue; ");
+        match read {
+            Read::Holder(Some(held_by)) => {
+                locks.describe_holder(&mut text, lock.as_ref(), held_by, now);
+            }
+            Read::Holder(None) => text.push_str("nobody holds it now"),
+            _ => text.push_str("who holds it cannot be told now"),
+        }
+        locks.say_left_out(now, self.effects);
+        if locks.log_lines.take(now) {
+            let (name, db, owner) = (Word::new(&lock.name), lock.db, Word::new(&owner));
+            self.effects.push(Effect::Log(format!(
+                "long wait for the lock '{name}' of database {db}: '{owner}' {text}"
+            )));
+        }
+        let lock = lock.as_ref();
+        let log = &mut locks.log;
+        log.add(LogEvent::LongWait, lock, Some(&owner), None, text, now);
+    }
 }

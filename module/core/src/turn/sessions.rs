@@ -1,6 +1,6 @@
 //! The connections of sessions: what begins with one, and what ends with it.
 
-use crate::interface::effect::Effect;
+use crate::interface::effect::{Effect, WaitOutcome};
 use crate::interface::error::CommandError;
 use crate::interface::event::Told;
 use crate::interface::request::{Bind, Events};
@@ -132,17 +132,13 @@ impl Locks {
     pub(super) fn detach(&mut self, session: SessionId, now: Now, effects: &mut Vec<Effect>) {
         self.invalidate();
         let name = self.sessions.name_of(session).cloned();
-        let belongings = self.sessions.detach(session, now);
-        self.log_session_ended(name, &belongings.holds, now);
-        for id in belongings.waiters {
-            let of = self.wait_of(id);
-            self.leave_untold(id);
+        let (waiters, holds) = self.sessions.detach(session, now);
+        self.log_session_ended(name, &holds, now);
+        for id in waiters {
+            self.leave(id, WaitOutcome::Refused(CommandError::NoSession), effects);
             count(&mut self.counters.departures);
-            if let Some(of) = of {
-                self.tell_detached(of, effects);
-            }
         }
-        self.end_holds_later(belongings.holds);
+        self.end_holds_later(holds);
     }
 
     /// Logs that a session has ended, and these holds with it.

@@ -52,7 +52,7 @@ impl Locks {
         let mono = earlier(self.sessions.next_deadline(), self.agenda.next_sweep());
         let mono = earlier(mono, self.log_lines.deadline());
         let mono = mono.map(|at| at.saturating_sub(now.mono_ms));
-        let check = self.holds.next_check();
+        let check = self.holds.checks.next();
         let check = check.map(|at| at.saturating_sub(now.wall_ms()));
         let delay = self.grant_delay.deadline(now);
         let delay = delay.filter(|_| self.table.any_queue());
@@ -74,7 +74,7 @@ impl Locks {
         self.say_left_out(now, effects);
         self.holds.mark_due(DECISIONS_MAX, now);
         for _ in 0..DECISIONS_MAX {
-            let Some(session) = self.sessions.listened_enough(now) else {
+            let Some(session) = self.sessions.listen_ends.due(now.mono_ms) else {
                 break;
             };
             effects.extend(self.sessions.stop_listening(session).map(Effect::Wake));
@@ -97,7 +97,7 @@ impl Locks {
             self.detach(session, now, effects);
         }
         while ended < DECISIONS_MAX {
-            let Some(session) = self.sessions.grace_over(now) else {
+            let Some(session) = self.sessions.grace_ends.due(now.mono_ms) else {
                 break;
             };
             ended = ended.saturating_add(self.sessions.size_of(session));

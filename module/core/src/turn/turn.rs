@@ -27,11 +27,10 @@
 //! refused, and the task is handed out again.
 
 use crate::decisions::deadlock::DeadlockSearch;
-use crate::decisions::decision::Acquired;
 use crate::decisions::pending_wait::PendingWait;
 use crate::interface::depth::ReadDepth;
 use crate::interface::error::CommandError;
-use crate::interface::stored_permits::PermitsRequest;
+use crate::interface::outcome::Outcome;
 use crate::interface::task::{Command, Keys, Purpose, Subject, Task, Verb};
 use crate::memory::agenda::Job;
 use crate::memory::state::Locks;
@@ -40,42 +39,10 @@ use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
 use crate::values::must_exist::MustExist;
 use crate::values::time::Now;
-use crate::values::token::Token;
 use std::rc::Rc;
 
-/// The outcome of a command.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The caller holds the lock.
-    Held {
-        /// The hold count; for several locks the highest.
-        count: i64,
-        /// The token.
-        token: Token,
-    },
-    /// The caller does not hold the lock.
-    NotHeld {
-        /// As in [`crate::interface::stored::Stored::ttl_ms`].
-        ttl_ms: i64,
-    },
-    /// The caller must wait: the driver blocks its client, unless the wait is for a session's
-    /// event, and calls [`Locks::enqueue`].
-    MustWait {
-        /// The answer if the client cannot be blocked after all.
-        ttl_ms: i64,
-    },
-    /// RELEASE: the holds or permits left; none if the owner does not hold the lock.
-    Left(Option<i64>),
-    /// GUARD: the owner has the lock. The driver runs the guarded command before it asks for the
-    /// next task, which may end the hold.
-    Guards,
-    /// How many locks were released, renewed or broken, or how many waiters left; for LIMIT the
-    /// former limit, 0 if there was none.
-    Number(i64),
-}
-
 /// One command, or one firing of the timer.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Turn<'a> {
     pub(crate) command: Option<Command<'a>>,
     pub(crate) db: i32,
@@ -98,20 +65,12 @@ pub struct Turn<'a> {
     pub(super) looks: usize,
     /// How often a reading was out of date.
     pub(super) outdated: usize,
-    /// The kind of work that the timer does next; none in the turn of a command.
-    pub(super) later: Option<Later>,
+    /// Whether the timer looked for a session's hold first when it was asked last. Next it looks
+    /// for a queue first.
+    pub(super) were_holds_first: bool,
 }
 
-/// The kinds of work outside of any command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Later {
-    /// A session's hold that may be lost.
-    Hold,
-    /// A queue.
-    Queue,
-}
-
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Looks are made, long waits are logged, and waits that are over are ended.
     Deadlines,
@@ -119,8 +78,11 @@ pub(crate) enum Phase {
     Command,
     /// The search for a circle that the wait would close needs the holders of this lock.
     Search(LockKey),
-    /// The work after the command: grants that it made possible. Or the timer's work.
+    /// The work after the command: grants that it made possible.
+    #[default]
     Drain,
+    /// The timer's work, outside of any command.
+    Timer,
 }
 
 /// A turn makes at most this many decisions about others than its command. The rest is left to the
@@ -139,14 +101,16 @@ pub(super) struct Budget {
     begun_ms: Option<i64>,
 }
 
-impl Budget {
-    fn of(decisions: usize) -> Self {
+impl Default for Budget {
+    fn default() -> Self {
         Self {
-            decisions,
+            decisions: DECISIONS_MAX,
             begun_ms: None,
         }
     }
+}
 
+impl Budget {
     pub(super) fn spend(&mut self, decisions: usize, now: Now) {
         self.decisions = self.decisions.saturating_sub(decisions);
         self.begun_ms.get_or_insert(now.mono_ms);
@@ -174,7 +138,7 @@ impl<'a> Turn<'a> {
             db,
             waiters_max,
             phase: Phase::Command,
-            ..Self::empty()
+            ..Self::default()
         }
     }
 
@@ -183,42 +147,22 @@ impl<'a> Turn<'a> {
     pub fn of_deadlines() -> Self {
         Self {
             phase: Phase::Deadlines,
-            ..Self::empty()
+            ..Self::default()
         }
     }
 
     /// The timer's work outside of any command, while the server allows writes.
     pub fn of_timer() -> Self {
         Self {
-            later: Some(Later::Hold),
-            ..Self::empty()
-        }
-    }
-
-    fn empty() -> Self {
-        Self {
-            command: None,
-            db: 0,
-            waiters_max: 0,
-            phase: Phase::Drain,
-            released: 0,
-            is_reconciled: false,
-            freed: false,
-            pending_wait: None,
-            search: None,
-            outcome: None,
-            budget: Budget::of(DECISIONS_MAX),
-            unreadable: Vec::new(),
-            looks: 0,
-            outdated: 0,
-            later: None,
+            phase: Phase::Timer,
+            ..Self::default()
         }
     }
 
     /// The same turn, with this many decisions about others at most.
     #[must_use]
     pub fn with_budget(mut self, decisions: usize) -> Self {
-        self.budget = Budget::of(decisions);
+        self.budget.decisions = decisions;
         self
     }
 
@@ -249,15 +193,46 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Whether its command is about this lock alone.
-    pub(super) fn is_about(&self, lock: LockRef<'_>) -> bool {
-        let keys = self.command.map(|command| command.keys());
-        matches!(keys, Some(Keys::One(name)) if lock == LockRef { db: self.db, name })
+    /// The locks that its command names.
+    pub(super) fn locks(&self) -> Vec<LockRef<'a>> {
+        (0..).map_while(|place| self.lock(place)).collect()
     }
 
-    pub(crate) fn finish(&mut self, outcome: Result<Outcome, CommandError>) {
-        self.outcome = Some(outcome);
-        self.phase = Phase::Drain;
+    /// One of the locks that its command names, by its place among them.
+    pub(super) fn lock(&self, place: usize) -> Option<LockRef<'a>> {
+        let name = match self.command?.keys() {
+            Keys::One(name) => (place == 0).then_some(name),
+            Keys::Several(keys) => keys.get(place).map(|key| key.name),
+        };
+        name.map(|name| LockRef { db: self.db, name })
+    }
+
+    /// The mode in which its command asks for its locks.
+    pub(super) fn mode(&self) -> Mode {
+        match self.command {
+            Some(Command::Acquire(request)) => request.mode,
+            _ => Mode::Plain,
+        }
+    }
+
+    /// The lock that a task of this turn is about; of several the first.
+    pub(super) fn lock_of<'s>(&self, subject: &'s Subject) -> Option<LockRef<'s>>
+    where
+        'a: 's,
+    {
+        match subject {
+            Subject::Command => self.lock(0),
+            Subject::One(lock, _) => Some(lock.as_ref()),
+            Subject::Several(locks, _) => locks.first().map(LockKey::as_ref),
+        }
+    }
+
+    /// Ends the command with its outcome; with none it goes on.
+    pub(super) fn finish(&mut self, outcome: Result<Option<Outcome>, CommandError>) {
+        if let Some(outcome) = outcome.transpose() {
+            self.outcome = Some(outcome);
+            self.phase = Phase::Drain;
+        }
     }
 }
 
@@ -266,8 +241,7 @@ impl Locks {
     #[inline]
     pub fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
         // The common case: the command is decided, and there is no work for others.
-        let is_over = matches!(turn.phase, Phase::Drain) && turn.later.is_none();
-        if is_over && self.agenda.is_idle() {
+        if matches!(turn.phase, Phase::Drain) && self.agenda.first_now().is_none() {
             return None;
         }
         self.find_task(turn, now)
@@ -300,7 +274,8 @@ impl Locks {
                     Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
                 })
             }
-            Phase::Drain => {
+            Phase::Drain => self.next_now(turn, now),
+            Phase::Timer => {
                 let next = self.next_now(turn, now);
                 let next = next.or_else(|| self.next_later(turn, now));
                 next.or_else(|| self.next_sweep(turn, now))
@@ -321,25 +296,20 @@ impl Locks {
 
     fn command_task(&self, turn: &Turn<'_>) -> Option<Task> {
         let command = turn.command?;
+        let asked = match command {
+            Command::Acquire(request) => request.asked,
+            // A waiter that leaves is told when it could have had the permits that it waits for.
+            Command::Cancel(request) => {
+                let waiter = self.table.waiter_at(turn.lock(0)?, request.owner);
+                waiter.and_then(|(_, waiter)| waiter.asked)
+            }
+            _ => None,
+        };
         Some(Task {
-            asked: self.asked_by_command(turn, command),
+            asked,
             verb: command.verb(),
             ..self.task(Subject::Command, command.depth(), Purpose::Command)
         })
-    }
-
-    /// The permits that a command asks for. For CANCEL, those that the waiter waits for: it is told
-    /// when it could have had them.
-    fn asked_by_command(&self, turn: &Turn<'_>, command: Command<'_>) -> Option<PermitsRequest> {
-        match command {
-            Command::Acquire(request) => request.asked,
-            Command::Cancel(request) => {
-                let (db, name) = (turn.db, request.key);
-                let queue = self.table.queue(LockRef { db, name })?;
-                self.table.waiter_of(queue, request.owner)?.1.asked
-            }
-            _ => None,
-        }
     }
 
     /// The next pending release at one of the command's locks. When the budget is spent, only those
@@ -350,15 +320,10 @@ impl Locks {
         if !self.table.any_pending() {
             return None;
         }
-        let command = turn.command?;
-        let (db, keys, own_only) = (turn.db, command.keys(), turn.budget.is_spent(now));
-        let key = |place: usize| match keys {
-            Keys::One(key) => (place == 0).then_some(key),
-            Keys::Several(keys) => keys.get(place).map(|key| key.name),
-        };
-        while let Some(name) = key(turn.released) {
-            if let Some(record) = self.table.find(LockRef { db, name })
-                && (!own_only || self.table.bring_forward(record, command.owner()))
+        let (owner, own_only) = (turn.command?.owner(), turn.budget.is_spent(now));
+        while let Some(lock) = turn.lock(turn.released) {
+            if let Some(record) = self.table.find(lock)
+                && (!own_only || self.table.bring_forward(record, owner))
                 && let Some(release) = self.release_task(turn, record)
             {
                 return Some(release);
@@ -424,7 +389,8 @@ impl Locks {
     /// A task for a wait for several locks, after all pending releases at any of them: a release at
     /// a later lock may lead to a grant at an earlier one.
     fn multi_task(&self, turn: &Turn<'_>, multi: MultiId) -> Option<Task> {
-        let locks = self.multis.locks(multi)?;
+        let wait = self.multis.get(multi)?;
+        let (locks, owner) = (Rc::clone(&wait.locks), Rc::clone(&wait.owner));
         if self.table.any_pending() {
             let records = locks
                 .iter()
@@ -434,24 +400,20 @@ impl Locks {
                 return Some(release);
             }
         }
-        let subject = Subject::Several(locks, self.multis.owner(multi).must_exist()?);
+        let subject = Subject::Several(locks, owner);
         let purpose = Purpose::GrantSeveral(multi);
         Some(self.task(subject, ReadDepth::Brief, purpose))
     }
 
     /// The next task outside of any command.
     fn next_later(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
-        let next = turn.later?;
         if turn.budget.is_spent(now) {
             return None;
         }
         // Holds and queues take turns: thousands of holds whose keys other programs change again
         // and again must not keep queues waiting, nor the other way round.
-        turn.later = Some(match next {
-            Later::Hold => Later::Queue,
-            Later::Queue => Later::Hold,
-        });
-        if next == Later::Hold
+        turn.were_holds_first = !turn.were_holds_first;
+        if turn.were_holds_first
             && let Some(task) = self.check_hold_task(turn)
         {
             return Some(task);
@@ -497,7 +459,6 @@ impl Locks {
 
     /// The next task that keeps hashes from growing without bound.
     fn next_sweep(&self, turn: &Turn<'_>, now: Now) -> Option<Task> {
-        turn.later?;
         // A part can take longer than the pause between two parts. The next one is then due at
         // once, but not in this turn.
         if turn.budget.is_spent(now) {
@@ -506,18 +467,5 @@ impl Locks {
         let lock = self.agenda.due_sweep(now)?.clone();
         let subject = Subject::One(lock, Rc::from([]));
         Some(self.task(subject, ReadDepth::Brief, Purpose::Sweep))
-    }
-}
-
-impl From<Acquired> for Outcome {
-    fn from(acquired: Acquired) -> Self {
-        match acquired {
-            Acquired::Held { count, token } => Self::Held { count, token },
-            Acquired::NotHeld { ttl_ms } => Self::NotHeld { ttl_ms },
-            Acquired::MustWait(pending_wait) => Self::MustWait {
-                ttl_ms: pending_wait.ttl_ms,
-            },
-            Acquired::ReconcileFirst => Self::NotHeld { ttl_ms: 0 },
-        }
     }
 }

@@ -1,17 +1,18 @@
 //! How a wait begins: a caller that cannot have its locks joins their queues, unless it would wait
 //! for ever.
 
-use crate::decisions::deadlock::{DeadlockSearch, Found};
+use crate::decisions::deadlock::DeadlockSearch;
 use crate::decisions::pending_wait::PendingWait;
 use crate::interface::effect::{Effect, WaitOutcome};
 use crate::interface::error::CommandError;
 use crate::interface::event::Moment;
+use crate::interface::outcome::Outcome;
 use crate::interface::request::{Acquire, WaitMode};
-use crate::interface::task::{Command, Keys, Read};
+use crate::interface::task::{Command, Read};
 use crate::memory::log::metrics::count;
 use crate::memory::state::Locks;
 use crate::memory::table::{Newcomer, ReplyTarget};
-use crate::turn::turn::{Outcome, Phase, Turn};
+use crate::turn::turn::{Phase, Turn};
 use crate::values::ids::WaiterId;
 use crate::values::lock_key::{LockKey, LockRef};
 use crate::values::mode::Mode;
@@ -41,87 +42,59 @@ pub struct Joined {
 }
 
 impl Locks {
-    /// The caller must wait, unless its wait could never end. No search is needed if the owner only
-    /// takes over its own place, which begins no new wait; or if no owner waits for another lock:
-    /// then the holders wait for nothing, since an owner never waits for a lock that it holds.
+    /// The caller must wait, unless its wait could never end. No search is needed for permits: any
+    /// of their holders may give some back, so no wait is for a certain holder. Nor if the owner
+    /// only takes over its own place, which begins no new wait; nor if no owner waits for another
+    /// lock: then the holders wait for nothing, since an owner never waits for a lock that it
+    /// holds.
     pub(crate) fn begin_wait(
         &mut self,
         turn: &mut Turn<'_>,
         pending_wait: PendingWait,
         now: Now,
     ) -> Result<Option<Outcome>, CommandError> {
-        let ttl_ms = pending_wait.ttl_ms;
         turn.pending_wait = Some(pending_wait);
-        let locks = match turn.command {
-            // No search for permits: any of their holders may give some back, so no wait is for a
-            // certain holder.
-            Some(Command::Acquire(request)) if request.mode == Mode::Permits => {
-                return Ok(Some(Outcome::MustWait { ttl_ms }));
-            }
-            Some(Command::Acquire(request)) => {
-                let lock = LockRef {
-                    db: turn.db,
-                    name: request.key,
-                };
-                let queue = self.table.queue(lock);
-                if self.own_place(lock, request).is_some() || !self.table.any_other_queue(queue) {
-                    return Ok(Some(Outcome::MustWait { ttl_ms }));
-                }
-                vec![LockKey::from(lock)]
-            }
-            Some(Command::MultiAcquire(request)) => {
-                let locks = request.locks(turn.db);
-                if self.own_multi(&locks, request).is_some() || !self.table.any_other_queue(None) {
-                    return Ok(Some(Outcome::MustWait { ttl_ms }));
-                }
-                locks.into_iter().map(LockKey::from).collect()
-            }
-            _ => return Err(CommandError::Unsettled),
-        };
+        let only = turn.lock(0).filter(|_| turn.lock(1).is_none());
+        let queue = only.and_then(|only| self.table.queue(only));
+        let is_for_permits = turn.mode() == Mode::Permits;
+        if is_for_permits || !self.table.any_other_queue(queue) || self.own_wait(turn).is_some() {
+            return self.go_on_searching(turn, Ok(None), now);
+        }
         let owner = turn.command.map_or(&[][..], |command| command.owner());
+        let locks = turn.locks().into_iter().map(LockKey::from).collect();
         let mut search = DeadlockSearch::new(&self.table, owner, locks);
-        let found = search.go_on(&self.table);
+        let asks = search.go_on(&self.table);
         turn.search = Some(Box::new(search));
-        self.go_on_searching(turn, found, now)
+        self.go_on_searching(turn, asks, now)
     }
 
+    /// The search asks for the holders of a lock, is done, or refuses the wait.
     fn go_on_searching(
         &mut self,
         turn: &mut Turn<'_>,
-        found: Found,
+        asks: Result<Option<LockKey>, CommandError>,
         now: Now,
     ) -> Result<Option<Outcome>, CommandError> {
-        match found {
-            Found::Ask(lock) => {
-                turn.phase = Phase::Search(lock);
-                Ok(None)
-            }
-            Found::Refuse(error) => {
-                count(&mut self.counters.deadlocks_refused);
-                self.log_refused(turn, &error, now);
-                Err(error)
-            }
-            Found::Nothing => {
-                let ttl_ms = turn
-                    .pending_wait
-                    .as_ref()
-                    .map_or(0, |pending_wait| pending_wait.ttl_ms);
-                Ok(Some(Outcome::MustWait { ttl_ms }))
-            }
+        let asks = asks.inspect_err(|error| {
+            count(&mut self.counters.deadlocks_refused);
+            self.log_refused(turn, error, now);
+        });
+        if let Some(lock) = asks? {
+            turn.phase = Phase::Search(lock);
+            return Ok(None);
         }
+        let pending_wait = turn.pending_wait.as_ref();
+        let ttl_ms = pending_wait.map_or(0, |pending_wait| pending_wait.ttl_ms);
+        Ok(Some(Outcome::MustWait { ttl_ms }))
     }
 
     /// Logs that the deadlock search refused a wait.
     fn log_refused(&mut self, turn: &Turn<'_>, error: &CommandError, now: Now) {
-        let Some(command) = turn.command.filter(|_| self.log.is_on()) else {
+        let command = turn.command.filter(|_| self.log.is_on());
+        let (Some(command), Some(lock)) = (command, turn.lock(0)) else {
             return;
         };
-        let name = match command.keys() {
-            Keys::One(name) => Some(name),
-            Keys::Several(keys) => keys.first().map(|key| key.name),
-        };
-        let Some(name) = name else { return };
-        let (lock, owner) = (LockRef { db: turn.db, name }, command.owner());
+        let owner = command.owner();
         match error {
             CommandError::Deadlock(circle) => self.log.add_circle(lock, owner, circle, now),
             _ => self.log.add_full(lock, owner, || error.to_string(), now),
@@ -132,16 +105,13 @@ impl Locks {
         let Some(mut search) = turn.search.take().must_exist() else {
             return turn.finish(Err(CommandError::Unsettled));
         };
-        let found = match read {
+        let asks = match read {
             Read::Owners(holders) => search.holders(&self.table, holders),
-            _ => Found::Refuse(CommandError::ChainTooLong),
+            _ => Err(CommandError::ChainTooLong),
         };
         turn.search = Some(search);
-        match self.go_on_searching(turn, found, now) {
-            Ok(None) => {}
-            Ok(Some(outcome)) => turn.finish(Ok(outcome)),
-            Err(error) => turn.finish(Err(error)),
-        }
+        let outcome = self.go_on_searching(turn, asks, now);
+        turn.finish(outcome);
     }
 
     /// Puts the caller of a command that [must wait](Outcome::MustWait) into the queue of each of
@@ -157,69 +127,52 @@ impl Locks {
         effects: &mut Vec<Effect>,
     ) -> Option<Joined> {
         let pending_wait = turn.pending_wait.take()?;
-        let newcomer = self.newcomer(turn.command?, client)?;
-        let (session, reply_to) = (newcomer.session, newcomer.reply_to);
+        let newcomer = self.newcomer(turn, client)?;
         self.invalidate();
-        // For one waiter no list is allocated.
-        let (of_one, of_several);
-        let (waiters, is_new): (&[WaiterId], bool) = match turn.command? {
-            Command::Acquire(request) => {
-                let lock = LockRef {
-                    db: turn.db,
-                    name: request.key,
-                };
-                let own_place = self.own_place(lock, request);
-                of_one = match own_place {
-                    Some(waiter) => [waiter],
-                    None => [self.join(lock, 0, &newcomer, &pending_wait, now)?],
-                };
-                (&of_one, own_place.is_none())
+        let own = self.own_wait(turn);
+        let first = match (own, turn.command?) {
+            (Some(own), _) => own,
+            (None, Command::MultiAcquire(_)) => {
+                self.join_all(&turn.locks(), newcomer, &pending_wait, now)?
             }
-            Command::MultiAcquire(request) => {
-                let locks = request.locks(turn.db);
-                let own_multi = self.own_multi(&locks, request);
-                of_several = match own_multi {
-                    Some(multi) => self.multis.waiters(multi).to_vec(),
-                    None => self.join_all(&locks, newcomer, &pending_wait, now)?,
-                };
-                (&of_several, own_multi.is_none())
-            }
-            _ => return None,
+            (None, _) => self.join(turn.lock(0)?, 0, &newcomer, &pending_wait, now)?,
         };
-        let first = *waiters.first()?;
         if pending_wait.is_out_of_date {
             // The lock may be free by now, or have another holder: the timer looks at once.
-            self.mark_queues_of(waiters);
+            self.mark_queues_of(first);
         }
-        if !is_new {
+        if own.is_some() {
             let ttl_ms = self.ttl_or_delay_ms(pending_wait.ttl_when_taken_over(now), now);
-            self.take_over(waiters, &newcomer, ttl_ms, now, effects)?;
+            self.take_over(first, &newcomer, ttl_ms, now, effects)?;
         }
-        if let Some(session) = session {
+        if let Some(session) = newcomer.session {
             self.sessions.add_waiter(session, first);
         }
-        if is_new && self.holds.any_asks() && pending_wait.is_kept_out() {
-            self.tell_wanted_by_newcomer(waiters, effects);
+        if own.is_none() && self.holds.any_asks() && pending_wait.is_kept_out() {
+            self.tell_wanted_by_newcomer(first, effects);
         }
-        self.note_peak();
-        Some(self.joined(first, waiters, is_new, reply_to))
+        let peak = &mut self.counters.waiters_peak;
+        *peak = (*peak).max(self.table.waiters().try_into().unwrap_or(u64::MAX));
+        let (position, moment) = match newcomer.reply_to {
+            ReplyTarget::Client { .. } => (0, None),
+            ReplyTarget::Session(session) => (
+                self.position(first, own.is_none()),
+                self.sessions.moment(session),
+            ),
+        };
+        Some(Joined {
+            waiter: first,
+            position,
+            moment,
+        })
     }
 
     /// The waiter that a command's caller becomes: on its blocked client, or for its session.
-    fn newcomer<'a>(
-        &self,
-        command: Command<'a>,
-        client: Option<BlockedClient>,
-    ) -> Option<Newcomer<'a>> {
-        let (mode, asked, lease, wait_mode, session, wanted) = match command {
-            Command::Acquire(of) => {
-                let (mode, asked) = (of.mode, of.asked);
-                (mode, asked, of.lease, of.wait_mode, of.session, of.wanted)
-            }
-            Command::MultiAcquire(of) => {
-                let (mode, asked) = (Mode::Plain, None);
-                (mode, asked, of.lease, of.wait_mode, of.session, of.wanted)
-            }
+    fn newcomer<'a>(&self, turn: &Turn<'a>, client: Option<BlockedClient>) -> Option<Newcomer<'a>> {
+        let command = turn.command?;
+        let (asked, lease, wait_mode, session, wanted) = match command {
+            Command::Acquire(of) => (of.asked, of.lease, of.wait_mode, of.session, of.wanted),
+            Command::MultiAcquire(of) => (None, of.lease, of.wait_mode, of.session, of.wanted),
             _ => return None,
         };
         let session = self.listened(session).ok()?;
@@ -232,7 +185,7 @@ impl Locks {
         };
         Some(Newcomer {
             owner: command.owner(),
-            mode,
+            mode: turn.mode(),
             asked,
             lease,
             wait,
@@ -243,46 +196,24 @@ impl Locks {
         })
     }
 
-    /// The answer to the driver. For a blocked client it has neither place nor moment.
-    fn joined(
-        &mut self,
-        waiter: WaiterId,
-        waiters: &[WaiterId],
-        is_new: bool,
-        reply_to: ReplyTarget,
-    ) -> Joined {
-        let (position, moment) = match reply_to {
-            ReplyTarget::Client { .. } => (0, None),
-            ReplyTarget::Session(session) => (
-                self.position(waiters, is_new),
-                self.sessions.moment(session),
-            ),
-        };
-        Joined {
-            waiter,
-            position,
-            moment,
-        }
-    }
-
     /// The caller of a command that [must wait](Outcome::MustWait) cannot be blocked after all: it
     /// is refused, and the holds that keep it out are told that the lock is wanted.
     pub fn turn_away(&mut self, turn: &mut Turn<'_>, effects: &mut Vec<Effect>) {
-        let (db, pending_wait) = (turn.db, turn.pending_wait.take());
-        let command = turn
-            .command
-            .filter(|_| pending_wait.is_some_and(|pending_wait| pending_wait.is_kept_out()));
-        match command {
-            Some(Command::Acquire(request)) => {
-                let name = request.key;
-                self.tell_wanted_by(LockRef { db, name }, request.owner, request.mode, effects);
+        let pending_wait = turn.pending_wait.take();
+        let owner = turn.command.map_or(&[][..], |command| command.owner());
+        if pending_wait.is_some_and(|pending_wait| pending_wait.is_kept_out()) {
+            for lock in turn.locks() {
+                self.tell_wanted_by(lock, owner, turn.mode(), effects);
             }
-            Some(Command::MultiAcquire(request)) => {
-                for lock in request.locks(db) {
-                    self.tell_wanted_by(lock, request.owner, Mode::Plain, effects);
-                }
-            }
-            _ => {}
+        }
+    }
+
+    /// The owner's wait that the command takes over (ONCE): its first waiter.
+    fn own_wait(&self, turn: &Turn<'_>) -> Option<WaiterId> {
+        match turn.command? {
+            Command::Acquire(request) => self.own_place(turn.lock(0)?, request),
+            Command::MultiAcquire(request) => self.own_multi(&turn.locks(), request),
+            _ => None,
         }
     }
 
@@ -291,15 +222,14 @@ impl Locks {
         if !request.once {
             return None;
         }
-        let queue = self.table.queue(lock)?;
-        let (id, waiter) = self.table.waiter_of(queue, request.owner)?;
+        let (id, waiter) = self.table.waiter_at(lock, request.owner)?;
         let is_same = waiter.mode == request.mode && waiter.asked == request.asked;
         (waiter.multi.is_none() && is_same).then_some(id)
     }
 
-    fn mark_queues_of(&mut self, waiters: &[WaiterId]) {
-        for waiter in waiters {
-            if let Some(queue) = self.table.record_of(*waiter) {
+    fn mark_queues_of(&mut self, wait: WaiterId) {
+        for waiter in self.members(&wait).to_vec() {
+            if let Some(queue) = self.table.record_of(waiter) {
                 self.mark_queue(queue);
             }
         }
@@ -314,7 +244,7 @@ impl Locks {
         now: Now,
     ) -> Option<WaiterId> {
         let (waiter, queue) = self.table.join(lock, newcomer, now)?;
-        if let Some(of) = self.patterns.of(lock.name) {
+        if let Some(of) = self.table.patterns.of(lock.name) {
             count(&mut of.waits);
         }
         // If this wait knows of no end, an end that the queue was told before stays.
@@ -330,7 +260,7 @@ impl Locks {
         newcomer: Newcomer<'_>,
         pending_wait: &PendingWait,
         now: Now,
-    ) -> Option<Vec<WaiterId>> {
+    ) -> Option<WaiterId> {
         let keys = locks.iter().map(|lock| {
             let record = self.table.find(*lock);
             let known = record.and_then(|record| self.table.lock_of(record).cloned());
@@ -350,29 +280,31 @@ impl Locks {
                 }
                 return None;
             };
-            self.multis.add_waiter(multi, waiter);
+            if let Some(multi) = self.multis.get_mut(multi).must_exist() {
+                multi.waiters.push(waiter);
+            }
         }
-        Some(self.multis.waiters(multi).to_vec())
+        self.multis.waiters(multi).first().copied()
     }
 
     /// The owner's wait goes on for another connection or session, with new terms. If its reply
     /// target was another one, that is told so.
     fn take_over(
         &mut self,
-        waiters: &[WaiterId],
+        first: WaiterId,
         newcomer: &Newcomer<'_>,
         ttl_ms: i64,
         now: Now,
         effects: &mut Vec<Effect>,
     ) -> Option<()> {
-        let (first, others) = waiters.split_first()?;
-        let of = self.wait_of(*first).must_exist()?;
-        let (reply_to, session) = self.table.take_over(*first, newcomer, now)?;
-        for waiter in others {
-            self.table.take_over(*waiter, newcomer, now)?;
+        let of = self.wait_of(first).must_exist()?;
+        let waiter = self.table.get(first)?;
+        let (reply_to, session) = (waiter.reply_to, waiter.session);
+        for waiter in self.members(&first).to_vec() {
+            self.table.take_over(waiter, newcomer, now);
         }
         if let Some(session) = session {
-            self.sessions.remove_waiter(session, *first);
+            self.sessions.remove_waiter(session, first);
         }
         count(&mut self.counters.cancels);
         if reply_to != newcomer.reply_to {
@@ -382,17 +314,15 @@ impl Locks {
     }
 
     /// The place in the queue; for several locks the largest. A new waiter is the last.
-    fn position(&mut self, waiters: &[WaiterId], is_new: bool) -> i64 {
-        let mut largest = 0;
-        for waiter in waiters {
-            let position = if is_new {
-                let queue = self.table.record_of(*waiter);
-                queue.map_or(0, |queue| self.table.length(queue).into())
-            } else {
-                self.table.position(*waiter)
-            };
-            largest = largest.max(position);
-        }
-        largest
+    fn position(&mut self, first: WaiterId, is_new: bool) -> i64 {
+        let waiters = self.members(&first).to_vec();
+        let positions = waiters.into_iter().map(|waiter| {
+            if !is_new {
+                return self.table.position(waiter);
+            }
+            let queue = self.table.record_of(waiter);
+            queue.map_or(0, |queue| self.table.length(queue).into())
+        });
+        positions.max().unwrap_or(0)
     }
 }

@@ -80,7 +80,8 @@ impl Glob {
                 return false;
             }
         }
-        is_set(&places, self.elements)
+        let end = places.get(word(self.elements)).copied();
+        end.unwrap_or_default() >> (self.elements % 64) & 1 == 1
     }
 }
 
@@ -92,11 +93,6 @@ fn set(places: &mut [u64], place: usize) {
     if let Some(bits) = places.get_mut(word(place)) {
         *bits |= 1 << (place % 64);
     }
-}
-
-fn is_set(places: &[u64], place: usize) -> bool {
-    let bits = places.get(word(place)).copied().unwrap_or_default();
-    bits >> (place % 64) & 1 == 1
 }
 
 /// The bytes that the first element of a pattern accepts, and the rest of the pattern. The pattern

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 /// A lock's database and key.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LockKey {
     /// The number of the database.
     pub db: i32,

@@ -22,9 +22,7 @@ impl Mode {
             Self::Permits => Kind::Permits,
         }
     }
-}
 
-impl Mode {
     /// The mode whose unlock message is sent when a free lock is handed over to a waiter of this
     /// mode, and nobody knows in which mode it was held before.
     pub(crate) fn message_when_free(self) -> Self {

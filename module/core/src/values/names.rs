@@ -95,10 +95,7 @@ pub fn side_keys_share_slot(name: &[u8]) -> bool {
     match after_brace.next() {
         // The name has a brace, so none are added. If it has a hash tag (braces with text between
         // them), the tag decides the slot of all these keys.
-        Some(rest) => rest
-            .iter()
-            .position(|byte| *byte == b'}')
-            .is_some_and(|at| at > 0),
+        Some(rest) => rest.iter().position(|byte| *byte == b'}') > Some(0),
         // Braces are added around the name. The hash tag is then the whole name, unless the name is
         // empty, or a `}` in it ends the tag early.
         None => !name.is_empty() && !name.contains(&b'}'),

@@ -79,6 +79,12 @@ pub(crate) fn earlier(one: Option<i64>, other: Option<i64>) -> Option<i64> {
 /// The end of a lease that never ends.
 pub const NEVER: i64 = i64::MAX;
 
+/// How long ago this moment of the wall clock was, in milliseconds.
+pub(crate) fn held_ms(since_us: i64, now: Now) -> i64 {
+    let held_us = now.wall_us.saturating_sub(since_us);
+    held_us.div_euclid(1000).max(0)
+}
+
 /// The rest of a lease that ends at `ends_at`, in milliseconds; -1 if it has no end.
 pub(crate) fn ttl_ms(ends_at: Option<i64>, now: Now) -> i64 {
     ends_at.map_or(-1, |end| end.saturating_sub(now.wall_ms()).max(0))

@@ -10,9 +10,7 @@ pub struct Token(NonZeroI64);
 impl Token {
     /// The token with this number, if it is positive.
     pub fn new(number: i64) -> Option<Self> {
-        (number > 0)
-            .then(|| NonZeroI64::new(number).map(Self))
-            .flatten()
+        NonZeroI64::new(number.max(0)).map(Self)
     }
 
     /// The token as a number.
@@ -29,9 +27,7 @@ impl Token {
         let digits = value.strip_prefix(b"t")?;
         number::integer(digits).and_then(Self::new)
     }
-}
 
-impl Token {
     /// Parses the value of a reader's timeout key: the number in plain decimal. Redisson writes
     /// `1`, which is no token.
     pub fn from_timeout(value: &[u8]) -> Option<Self> {

@@ -71,40 +71,21 @@ const BYTES_MAX: usize = 8 << 20;
 /// An entry of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogEntry {
-    id: u64,
-    time_ms: i64,
-    event: LogEvent,
-    db: i32,
-    /// None if the entry is about several locks.
-    key: Option<Rc<[u8]>>,
-    owner: Option<Rc<[u8]>>,
-    token: Option<Token>,
-    text: Text,
+    /// The entry as a reader sees it who may read all locks, without the names in the details.
+    view: LogView,
+    details: Details,
     /// How often the same event has happened again while this was the newest entry.
     repeated: u64,
 }
 
-/// The text of an entry. Names of locks are stored apart from it, because not every reader may see
-/// them.
+/// Names of locks in the text of an entry. They are stored apart from it, because not every reader
+/// may see them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Text {
-    Plain(String),
+enum Details {
+    None,
     Circle(Circle),
-    /// The text, and the locks that are named after it.
-    Locks(String, Vec<Rc<[u8]>>),
-}
-
-impl Text {
-    fn size(&self) -> usize {
-        match self {
-            Self::Plain(text) => text.len(),
-            Self::Circle(circle) => circle.size(),
-            Self::Locks(text, locks) => {
-                let names = locks.iter().map(|lock| lock.len());
-                text.len().saturating_add(names.sum())
-            }
-        }
-    }
+    /// The locks that are named after the text.
+    Locks(Vec<Rc<[u8]>>),
 }
 
 /// An entry as one reader may see it.
@@ -128,12 +109,27 @@ pub struct LogView {
     pub text: String,
 }
 
+impl LogView {
+    fn new(event: LogEvent, db: i32, text: String, now: Now) -> Self {
+        Self {
+            id: 0,
+            time_ms: now.wall_ms(),
+            event,
+            db,
+            key: None,
+            owner: None,
+            token: None,
+            text,
+        }
+    }
+}
+
 impl LogEntry {
     /// Whether the entry is about a lock whose name `matches`.
     pub fn is_about(&self, mut matches: impl FnMut(&[u8]) -> bool) -> bool {
-        match (&self.key, &self.text) {
+        match (&self.view.key, &self.details) {
             (Some(key), _) => matches(key),
-            (None, Text::Locks(_, locks)) => locks.iter().any(|lock| matches(lock)),
+            (None, Details::Locks(locks)) => locks.iter().any(|lock| matches(lock)),
             (None, _) => false,
         }
     }
@@ -141,49 +137,45 @@ impl LogEntry {
     /// The entry for a reader who may read these locks. None if the reader may not read the lock
     /// that it is about, or none of several.
     pub fn seen_by(&self, mut may_read: impl FnMut(&[u8]) -> bool) -> Option<LogView> {
-        if self.key.as_ref().is_some_and(|key| !may_read(key)) {
+        if self.view.key.as_ref().is_some_and(|key| !may_read(key)) {
             return None;
         }
-        let mut text = match &self.text {
-            Text::Plain(text) => text.clone(),
-            Text::Circle(circle) => {
+        let mut view = self.view.clone();
+        match &self.details {
+            Details::None => {}
+            Details::Circle(circle) => {
                 let mut circle = circle.clone();
                 circle.keep_readable(may_read);
-                circle.to_string()
+                view.text = circle.to_string();
             }
-            Text::Locks(text, locks) => {
-                let readable: Vec<_> = locks.iter().filter(|lock| may_read(lock)).collect();
-                if readable.is_empty() {
+            Details::Locks(locks) => {
+                let readable = locks.iter().filter(|lock| may_read(lock));
+                let names = readable.map(|lock| format!("'{}'", Word::new(lock)));
+                let names: Vec<_> = names.collect();
+                if names.is_empty() {
                     return None;
                 }
-                let names = readable.iter().map(|lock| format!("'{}'", Word::new(lock)));
-                format!(
-                    "{text}, among them {}",
-                    names.collect::<Vec<_>>().join(", ")
-                )
+                let _ = write!(view.text, ", among them {}", names.join(", "));
             }
-        };
-        if self.repeated > 0 {
-            let _ = write!(text, "; and {} more after it", self.repeated);
         }
-        Some(LogView {
-            id: self.id,
-            time_ms: self.time_ms,
-            event: self.event,
-            db: self.db,
-            key: self.key.clone(),
-            owner: self.owner.clone(),
-            token: self.token,
-            text,
-        })
+        if self.repeated > 0 {
+            let _ = write!(view.text, "; and {} more after it", self.repeated);
+        }
+        Some(view)
     }
 
-    /// How many bytes it takes.
+    /// How many bytes its names and its text take.
     fn size(&self) -> usize {
         let len = |bytes: &Option<Rc<[u8]>>| bytes.as_ref().map_or(0, |bytes| bytes.len());
-        len(&self.key)
-            .saturating_add(len(&self.owner))
-            .saturating_add(self.text.size())
+        let details = match &self.details {
+            Details::None => 0,
+            Details::Circle(circle) => circle.size(),
+            Details::Locks(locks) => locks.iter().map(|lock| lock.len()).sum(),
+        };
+        len(&self.view.key)
+            .saturating_add(len(&self.view.owner))
+            .saturating_add(self.view.text.len())
+            .saturating_add(details)
     }
 }
 
@@ -230,7 +222,11 @@ impl EventLog {
         text: String,
         now: Now,
     ) {
-        self.push(lock, event, owner, token, Text::Plain(text), now);
+        let view = LogView {
+            token,
+            ..LogView::new(event, lock.db, text, now)
+        };
+        self.push(view, lock, owner, Details::None);
     }
 
     pub(crate) fn add_circle(
@@ -240,9 +236,11 @@ impl EventLog {
         circle: &Circle,
         now: Now,
     ) {
-        let text = Text::Circle(circle.as_kept(LOGGED_NAME_MAX));
-        if !self.repeat(LogEvent::Deadlock, lock, |newest| newest.text == text) {
-            self.push(lock, LogEvent::Deadlock, Some(owner), None, text, now);
+        let event = LogEvent::Deadlock;
+        let details = Details::Circle(circle.as_kept(LOGGED_NAME_MAX));
+        if !self.repeat(event, lock, |newest| newest.details == details) {
+            let view = LogView::new(event, lock.db, String::new(), now);
+            self.push(view, lock, Some(owner), details);
         }
     }
 
@@ -271,8 +269,9 @@ impl EventLog {
         let Some(newest) = self.entries.back_mut().and_then(Rc::get_mut) else {
             return false;
         };
-        let is_lock = newest.key.as_deref() == Some(lock.name) && newest.db == lock.db;
-        let is_repeated = is_lock && newest.event == event && is_same(newest);
+        let view = &newest.view;
+        let is_lock = view.key.as_deref() == Some(lock.name) && view.db == lock.db;
+        let is_repeated = is_lock && view.event == event && is_same(newest);
         newest.repeated = newest.repeated.saturating_add(is_repeated.into());
         is_repeated
     }
@@ -293,51 +292,33 @@ impl EventLog {
         });
         let locks: Vec<_> = kept.collect();
         let Some(db) = db else { return };
-        self.insert(LogEntry {
-            id: 0,
-            time_ms: now.wall_ms(),
-            event,
-            db,
-            key: None,
-            owner: None,
-            token: None,
-            text: Text::Locks(text, locks),
-            repeated: 0,
-        });
+        let view = LogView::new(event, db, text, now);
+        self.insert(view, Details::Locks(locks));
     }
 
-    fn push(
-        &mut self,
-        lock: LockRef<'_>,
-        event: LogEvent,
-        owner: Option<&[u8]>,
-        token: Option<Token>,
-        text: Text,
-        now: Now,
-    ) {
-        if lock.name.len() > LOGGED_NAME_MAX {
-            return;
+    fn push(&mut self, view: LogView, lock: LockRef<'_>, owner: Option<&[u8]>, details: Details) {
+        if lock.name.len() <= LOGGED_NAME_MAX {
+            let owner = owner.map(|owner| owner.get(..OWNER_KEPT_MAX).unwrap_or(owner));
+            let view = LogView {
+                key: Some(Rc::from(lock.name)),
+                owner: owner.map(Rc::from),
+                ..view
+            };
+            self.insert(view, details);
         }
-        let owner = owner.map(|owner| owner.get(..OWNER_KEPT_MAX).unwrap_or(owner));
-        self.insert(LogEntry {
-            id: 0,
-            time_ms: now.wall_ms(),
-            event,
-            db: lock.db,
-            key: Some(Rc::from(lock.name)),
-            owner: owner.map(Rc::from),
-            token,
-            text,
-            repeated: 0,
-        });
     }
 
-    fn insert(&mut self, mut entry: LogEntry) {
+    fn insert(&mut self, mut view: LogView, details: Details) {
         if !self.is_on() {
             return;
         }
         self.last_id = self.last_id.saturating_add(1);
-        entry.id = self.last_id;
+        view.id = self.last_id;
+        let entry = LogEntry {
+            view,
+            details,
+            repeated: 0,
+        };
         self.bytes = self.bytes.saturating_add(entry.size());
         self.entries.push_back(Rc::new(entry));
         self.trim();
@@ -373,15 +354,14 @@ pub(crate) struct LogLines {
 impl LogLines {
     /// Whether another line may be written now. If not, it is counted as left out.
     pub(crate) fn take(&mut self, now: Now) -> bool {
-        if self.written.len() < LINES_PER_SECOND {
-            self.written.push_back(now.mono_ms);
-            return true;
-        }
-        if self.free_at().is_some_and(|free_at| free_at > now.mono_ms) {
+        let is_full = self.written.len() >= LINES_PER_SECOND;
+        if is_full && self.free_at().is_some_and(|free_at| free_at > now.mono_ms) {
             self.left_out = self.left_out.saturating_add(1);
             return false;
         }
-        self.written.pop_front();
+        if is_full {
+            self.written.pop_front();
+        }
         self.written.push_back(now.mono_ms);
         true
     }

@@ -77,10 +77,17 @@ impl Patterns {
     }
 
     fn first_match(&mut self, name: &[u8]) -> Option<&mut PatternCounters> {
+        let number = self.number(name);
+        self.counters.get_mut(number.checked_sub(1)?)
+    }
+
+    /// The number of the first pattern that a name matches, from 1; 0 if it matches none.
+    #[inline]
+    pub(crate) fn number(&self, name: &[u8]) -> usize {
         let is_short = name.len() <= LOGGED_NAME_MAX;
-        let mut each = self.globs.iter();
-        let first = each.position(|glob| is_short && glob.matches(name))?;
-        self.counters.get_mut(first)
+        let mut each = (1..).zip(&self.globs);
+        let first = each.find(|(_, glob)| is_short && glob.matches(name));
+        first.map_or(0, |(number, _)| number)
     }
 
     pub(crate) fn counters(&self) -> &[PatternCounters] {

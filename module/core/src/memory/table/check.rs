@@ -6,56 +6,35 @@
     reason = "only tests run it, and the order of a hash map makes no difference to a sum"
 )]
 
+use crate::memory::hold::SessionHolds;
 use crate::memory::table::{LockRecord, LockTable, WaitQueue, Waiter, names_no_limit};
 use crate::values::few::Few;
 use crate::values::ids::{RecordId, WaiterId};
 use crate::values::mode::Mode;
 use std::collections::{BTreeMap, HashMap};
 
-/// How much of each there is in all records and queues together.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Counts {
-    records: usize,
-    waiters: usize,
-    wait_ends: usize,
-    queues: usize,
-    pending: usize,
-    leases_over: usize,
-    looks: usize,
-}
-
 impl LockTable {
     pub(crate) fn check(&self) {
-        let mut counted = Counts::default();
-        for id in self.in_database(None) {
-            let Some(record) = self.records.get(id.0) else {
-                panic!("{id:?} is no record");
-            };
-            self.check_record(id, record);
-            let waiters = self.check_queue(id, &record.queue);
-            counted.records += 1;
-            counted.waiters += waiters.len();
-            counted.wait_ends += waiters.iter().filter(|of| of.wait_end.is_some()).count();
-            counted.queues += usize::from(!waiters.is_empty());
-            counted.pending += record.pending.len();
-            counted.leases_over += usize::from(record.lease_over_at.is_some());
-            counted.looks += usize::from(record.look_at.is_some());
+        let (mut waiters, mut queues, mut pending) = (0, 0, 0);
+        for (id, record) in self.records.iter() {
+            self.check_record(RecordId(id), record);
+            let walked = self.check_queue(RecordId(id), &record.queue);
+            waiters += walked.len();
+            queues += usize::from(!walked.is_empty());
+            pending += record.pending.len();
         }
-        let noted = Counts {
-            records: self.databases.values().map(HashMap::len).sum(),
-            waiters: self
-                .waits
-                .values()
-                .map(|places| places.iter().count())
-                .sum(),
-            wait_ends: self.wait_ends.len(),
-            queues: self.queues,
-            pending: self.pending,
-            leases_over: self.leases_over.len(),
-            looks: self.looks.len(),
-        };
-        assert_eq!(counted, noted, "the records, and the table's own numbers");
-        assert_eq!(self.waiters.len(), noted.waiters, "a waiter is in no queue");
+        assert_eq!((self.queues, self.pending), (queues, pending));
+        let named = self.databases.values().map(HashMap::len);
+        assert_eq!(self.records.len(), named.sum(), "a record has no name");
+        let places = self.waits.values().map(|places| places.iter().count());
+        assert_eq!(waiters, places.sum(), "a waiter has no place");
+        assert_eq!(waiters, self.waiters.len(), "a waiter is in no queue");
+        let records = || self.records.iter().map(|(id, of)| (of, RecordId(id)));
+        let leases_over = records().map(|(of, id)| (of.lease_over_at, id));
+        self.leases_over.check(leases_over);
+        self.looks.check(records().map(|(of, id)| (of.look_at, id)));
+        let wait_ends = self.each_waiter().map(|(id, of)| (of.wait_end, id));
+        self.wait_ends.check(wait_ends);
         assert!(self.waits.values().all(|places| !places.is_empty()));
     }
 
@@ -67,11 +46,6 @@ impl LockTable {
         let is_kept = is_waited_for || !record.holds.is_empty();
         assert!(is_kept, "nothing is in {record:?}");
         assert!(record.holds.iter().all(|(_, modes)| !modes.is_empty()));
-        let is_set = |at: Option<i64>, all: &dyn Fn(i64) -> bool| at.is_none_or(all);
-        assert!(is_set(record.lease_over_at, &|at| self
-            .leases_over
-            .contains(&(at, id))));
-        assert!(is_set(record.look_at, &|at| self.looks.contains(&(at, id))));
         let is_looked_at = record.look_at.is_some() || record.lease_over_at.is_some();
         assert!(is_waited_for || !is_looked_at, "no waiter: {record:?}");
         assert!(
@@ -125,8 +99,12 @@ impl LockTable {
         let place = self.waits.get(&waiter.owner);
         let place = place.and_then(|places| places.get(&waiter.record));
         assert_eq!(place, Some(&id), "{waiter:?}");
-        let end = waiter.wait_end;
-        assert!(end.is_none_or(|end| self.wait_ends.contains(&(end, id))));
+    }
+
+    /// Asserts that the noted beginnings of waits and holds are those of all there are.
+    pub(crate) fn check_ages(&self, holds: &SessionHolds) {
+        let (waits, held) = self.ages(holds);
+        assert_eq!((&waits, &held), (&self.waits_began, &self.holds_began));
     }
 
     /// Whether the key of a lock is looked at again without a job.
