@@ -202,7 +202,7 @@ fn every_node_of_a_cluster_is_there_and_a_replica_that_takes_over() {
     });
 }
 
-/// One exporter for both: another one beside each would ask every node twice after a failover.
+/// One exporter is enough for both, before and after a failover.
 #[test]
 fn a_primary_and_its_replica_are_two_nodes_of_one_exporter() {
     let mut pair = Pair::start();
