@@ -289,9 +289,9 @@ impl ClientBuilder {
     ///
     /// A connected client asks them again 2.5 to 3.75 s after it asked last; with a
     /// [grace](Self::grace) below 5 s, after a half to three quarters of the grace, and not before
-    /// 50 ms. If it may, it listens to each of them as well, on the same connection, and asks all of
-    /// them at once when one tells of a new primary. A sentinel that has not answered after 1.25 s
-    /// (or a quarter of the grace) counts as silent.
+    /// 50 ms. If it may, it listens to each of them as well, on the same connection, and asks all
+    /// at once when one tells of a new primary. A sentinel that has not answered after 1.25 s (or
+    /// a quarter of the grace) counts as silent.
     ///
     /// If more than half of the named sentinels name another server, and again 0.1 s later, the
     /// connections to the old one are given up, even if it still answers, and also if the new one

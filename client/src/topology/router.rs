@@ -120,8 +120,8 @@ impl Router {
         self.only.is_some() || Arc::ptr_eq(&self.home(name).session, session)
     }
 
-    /// Where a node sends us with this error, if it does and that is known. If not, or if a slot has
-    /// moved for good, the map is read again.
+    /// Where a node sends us with this error, if it does and that is known. If not, or if a slot
+    /// has moved for good, the map is read again.
     pub(crate) fn redirected(&self, error: &Error) -> Option<Route> {
         if !self.are_several() {
             return None;

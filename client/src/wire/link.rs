@@ -18,6 +18,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use redis::{Cmd, Pipeline, Value};
+use smallvec::SmallVec;
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::yield_now;
@@ -203,9 +204,9 @@ impl Line {
     }
 }
 
-/// Commands that were sent in one write, and wait for their replies. The pipeline keeps their words.
+/// Commands that were sent in one write, and wait for their replies. The pipeline has their words.
 struct Exchange {
-    requests: Vec<Request>,
+    requests: SmallVec<[Request; 1]>,
     pipeline: Arc<Pipeline>,
     replies: Replies,
 }
@@ -239,7 +240,7 @@ impl Driver {
         let response_timeout = self.binder.connector.dialer.response_timeout;
         let mut line = Line::Binding(Arc::clone(&self.binder).bind().boxed());
         let (mut batch, mut is_closed) = (Vec::new(), false);
-        while !(is_closed && self.commands.is_empty()) {
+        while !(is_closed && self.commands.is_empty() && self.in_flight.is_empty()) {
             let mut is_broken = false;
             match &line {
                 Line::Bound(bound) => self.carry(bound).await,
@@ -313,7 +314,7 @@ impl Driver {
                 self.heard = at;
             }
             let count = self.commands.len().min(BATCH_MAX);
-            let mut requests: Vec<_> = self.commands.drain(..count).collect();
+            let mut requests: SmallVec<[Request; 1]> = self.commands.drain(..count).collect();
             let mut pipeline = Pipeline::with_capacity(count);
             for request in &mut requests {
                 request.sent = Some(Sending {
@@ -352,7 +353,8 @@ impl Driver {
         for request in exchange.requests {
             if request.asking {
                 // Told to nobody. An error would be that of the command, too.
-                (replies.next(), cmds.next());
+                replies.next();
+                cmds.next();
             }
             self.ends(request, replies.next(), cmds.next());
         }

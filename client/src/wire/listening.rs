@@ -83,7 +83,8 @@ impl Listening {
                 tokio::select! {
                     biased;
                     answer = answer_to(&mut overdue) => {
-                        if let (Some(old), Ok(told)) = (overdue.take(), read_by(answer, read_told)) {
+                        let told = read_by(answer, read_told);
+                        if let (Some(old), Ok(told)) = (overdue.take(), told) {
                             self.hear(old.sent, told);
                         }
                     }
