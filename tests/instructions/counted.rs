@@ -38,6 +38,8 @@ impl Counted {
             "valgrind",
             "-q",
             "--tool=callgrind",
+            // A server may be a script that runs the program.
+            "--trace-children=yes",
             "--dump-before=pingCommand",
             "--compress-strings=no",
             &out,

@@ -409,14 +409,14 @@ pub(crate) mod tests {
     fn renew(
         hold: &Hold,
         sent: Instant,
-        acknowledged: Result<(), Error>,
+        acknowledged: &Result<(), Error>,
         now: Instant,
     ) -> Result<(), LostReason> {
         let lease = Lease {
             since: sent,
             length: LEASE,
         };
-        hold.renewed(lease, counts_on(sent, GRACE), Some(&acknowledged), now)
+        hold.renewed(lease, counts_on(sent, GRACE), Some(acknowledged), now)
     }
 
     #[test]
@@ -432,11 +432,11 @@ pub(crate) mod tests {
     fn a_renewal_counts_from_its_sending_and_brings_nothing_back() {
         let start = Instant::now();
         let renewed = hold(start, GRACE, None);
-        let told = renew(&renewed, after(start, 500), Ok(()), after(start, 900));
+        let told = renew(&renewed, after(start, 500), &Ok(()), after(start, 900));
         assert_eq!(told, Ok(()));
         assert_eq!(renewed.end(), after(start, 1_488));
         let late = hold(start, GRACE, None);
-        let told = renew(&late, after(start, 500), Ok(()), after(start, 988));
+        let told = renew(&late, after(start, 500), &Ok(()), after(start, 988));
         assert_eq!(told, Err(LostReason::Expired));
         assert!(late.is_over(after(start, 989)) && !late.is_gone());
     }
@@ -452,7 +452,7 @@ pub(crate) mod tests {
             capped.lease_anew(after(start, 40)),
             Duration::from_millis(60)
         );
-        let told = renew(&capped, after(start, 50), Ok(()), after(start, 60));
+        let told = renew(&capped, after(start, 50), &Ok(()), after(start, 60));
         assert_eq!(told, Ok(()));
         assert_eq!(capped.lost(after(start, 98)), Some(LostReason::MaxHold));
     }
@@ -462,7 +462,7 @@ pub(crate) mod tests {
         let start = Instant::now();
         let hold = hold(start, GRACE, None);
         let refused = Err(Error::refused("too few"));
-        let told = renew(&hold, after(start, 500), refused, after(start, 600));
+        let told = renew(&hold, after(start, 500), &refused, after(start, 600));
         assert_eq!(told, Ok(()));
         assert_eq!(
             hold.lost(after(start, 988)),

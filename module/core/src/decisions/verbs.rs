@@ -18,6 +18,7 @@ impl Decision<'_> {
     /// ACQUIRE: enters the lock, or reports that it is held. All kinds have this order: an owner
     /// enters its own hold past any queue; then come the waiters, as far as the lock is free; then
     /// a caller for which there is room; and who cannot enter now waits.
+    #[inline]
     pub(crate) fn acquire(
         &mut self,
         stored: &Stored,
@@ -65,6 +66,7 @@ impl Decision<'_> {
     }
 
     /// The caller of an ACQUIRE enters the lock.
+    #[inline]
     fn admit(
         &mut self,
         stored: &Stored,
@@ -159,6 +161,7 @@ impl Decision<'_> {
 
     /// RELEASE: gives one hold back, or permits. Returns what the owner has left; none if it does
     /// not hold the lock.
+    #[inline]
     pub(crate) fn release(
         &mut self,
         stored: &Stored,

@@ -52,6 +52,12 @@ impl<'a> Options<'a> {
             let mut known = names.iter();
             let name = known.find(|name| word.eq_ignore_ascii_case(name.as_bytes()));
             match *name.ok_or_else(|| parse::unknown(word))? {
+                // The commonest first: they are compared one after the other.
+                "SESSION" => args.read(word, &mut self.session, parse::session)?,
+                "BLOCK" => args.read(word, &mut self.block, parse::wait)?,
+                "QUEUE" => args.read(word, &mut self.queue, parse::wait)?,
+                "ONCE" => parse::set(word, &mut self.once, Ok(()))?,
+                "TOKEN" => args.read(word, &mut self.token, parse::token)?,
                 "READ" => self.add_mode(Mode::Read, word)?,
                 "WRITE" => self.add_mode(Mode::Write, word)?,
                 "PERMITS" if self.counts_permits => {
@@ -61,12 +67,7 @@ impl<'a> Options<'a> {
                 }
                 "PERMITS" => self.add_mode(Mode::Permits, word)?,
                 "OF" => args.read(word, &mut self.limit, parse::limit)?,
-                "BLOCK" => args.read(word, &mut self.block, parse::wait)?,
-                "QUEUE" => args.read(word, &mut self.queue, parse::wait)?,
-                "SESSION" => args.read(word, &mut self.session, parse::session)?,
                 "WANTED" => parse::set(word, &mut self.wanted, Ok(()))?,
-                "ONCE" => parse::set(word, &mut self.once, Ok(()))?,
-                "TOKEN" => args.read(word, &mut self.token, parse::token)?,
                 "LEASE" => args.read(word, &mut self.lease, parse::lease)?,
                 "MATCH" => args.read(word, &mut self.pattern, parse::pattern)?,
                 "COUNT" => args.read(word, &mut self.count, parse::list_count)?,
@@ -95,6 +96,7 @@ impl<'a> Options<'a> {
     }
 
     /// The mode, if this owner can hold a lock in it.
+    #[inline]
     pub(crate) fn mode(&self, owner: &[u8]) -> Result<Mode, CommandError> {
         match self.mode.unwrap_or(Mode::Plain) {
             Mode::Read | Mode::Write if owner.ends_with(WRITER_SUFFIX) => {

@@ -63,6 +63,7 @@ impl Locks {
 }
 
 impl Decision<'_> {
+    #[inline]
     fn of_task(mut self, turn: &mut Turn<'_>, task: &Task, read: &Read<'_>) {
         match (task.purpose, &task.subject) {
             (Purpose::Command, _) => {
@@ -96,7 +97,9 @@ impl Decision<'_> {
         read: &Read<'_>,
     ) -> Result<Option<Outcome>, CommandError> {
         let (reconciled, waiters_max) = (turn.is_reconciled, turn.waiters_max);
-        let command = turn.command.must_exist().ok_or(CommandError::Unsettled)?;
+        let Some(command) = turn.command.must_exist() else {
+            return Err(CommandError::Unsettled);
+        };
         Ok(Some(match (command, read) {
             // CANCEL needs the reading only to tell the waiter how much of the lease is left, so it
             // works without.
@@ -158,6 +161,7 @@ impl Decision<'_> {
         Ok(Some(Outcome::Number(number)))
     }
 
+    #[inline]
     fn after_acquire(
         &mut self,
         turn: &mut Turn<'_>,
