@@ -90,6 +90,9 @@ async fn who_wants_it_has_it_after_its_present_use_and_before_those_who_wait_her
     assert!(poll_once(second.as_mut()).await.is_pending());
     assert!(poll_once(third.as_mut()).await.is_pending());
     assert_eq!(calls(&server, "acquire"), 1, "they wait here");
+    // Heard of those who wait here, so that the next word is the server's. Before that comes, the
+    // lock would go to the next caller here.
+    soon(guard.wanted()).await.unwrap();
     let other = rival.lock("k");
     let other = other.lock();
     tokio::pin!(other);
