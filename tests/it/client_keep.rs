@@ -90,15 +90,16 @@ async fn who_wants_it_has_it_after_its_present_use_and_before_those_who_wait_her
     assert!(poll_once(second.as_mut()).await.is_pending());
     assert!(poll_once(third.as_mut()).await.is_pending());
     assert_eq!(calls(&server, "acquire"), 1, "they wait here");
-    // Heard of those who wait here, so that the next word is the server's. Before that comes, the
-    // lock would go to the next caller here.
-    soon(guard.wanted()).await.unwrap();
     let other = rival.lock("k");
     let other = other.lock();
     tokio::pin!(other);
     assert!(poll_once(other.as_mut()).await.is_pending());
     until("it waits in the server", || {
         server.waiting_owners("k").len() == 1
+    });
+    // Until the holder's process has heard of it, the lock would go to the next caller here.
+    until("the holder's process has heard of it", || {
+        server.info_number("rlock_unacknowledged_events") == 0
     });
     soon(guard.wanted()).await.unwrap();
     let fourth = lock.lock();
