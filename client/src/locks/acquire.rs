@@ -132,7 +132,10 @@ impl Context {
                 (Ok(acquired), Some(sending)) => self.on_reply(state, id, acquired, sending),
                 (Ok(_), None) => None,
                 (Err(error), sending) => {
-                    let is_again = sending.is_some_and(|sending| sending.again);
+                    // Sent to a node that was replaced before it answered, it may have been
+                    // carried out there.
+                    let is_left = error.code() == Code::Elsewhere;
+                    let is_again = sending.is_some_and(|sending| sending.again || is_left);
                     Some(self.on_refusal(call, error, is_again))
                 }
             }

@@ -90,7 +90,8 @@ impl Moves for Context {
                 has_moved(name) && !self.router.is_home(&call.session, name)
             };
             match call.phase {
-                Phase::Asking => false,
+                // One that pauses goes on by itself, or is about to end.
+                Phase::Asking | Phase::Pausing => false,
                 Phase::Waiting { .. } if call.slots.first().is_some_and(is_elsewhere) => true,
                 _ => is_left(&call.session),
             }

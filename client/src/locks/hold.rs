@@ -206,9 +206,14 @@ impl Hold {
         self.lost.get().copied()
     }
 
-    /// Whether the hold is lost, without a notification: none may be sent under the table's lock.
+    /// The same without a notification: none may be sent under the table's lock. Who waits for the
+    /// loss looks again at the end. It is marked as lost, since its end may be put off by another
+    /// thread a moment later, and what is done now must not be undone by that.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
-        self.lost.get().is_some() || now >= self.end()
+        if self.lost.get().is_none() && now >= self.end() {
+            self.mark_lost(self.reason(now));
+        }
+        self.lost.get().is_some()
     }
 
     /// Why it ends where it does.

@@ -110,6 +110,8 @@ impl Context {
                 None if is_idle_for_long || !may_be_kept(hold, now) => {
                     (None, state.ends_idle(slot))
                 }
+                // A call has the turn, and its grant gets a watch of its own.
+                _ if hold.is_over(now) => (None, None),
                 _ => (until.map(|until| until.min(hold.end())), None),
             }
         });

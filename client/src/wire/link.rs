@@ -47,6 +47,8 @@ impl Link {
         session: &Arc<Session>,
         listener: Weak<dyn Listener>,
     ) -> Self {
+        // A guard may be dropped outside of a runtime, and its release start a link to a node.
+        let _in_runtime = runtime.enter();
         let (requests, queue) = mpsc::unbounded_channel();
         let binder = Arc::new(Binder {
             connector,

@@ -5,9 +5,9 @@ use redis_module::commands::{BeginSearch, FindKeys, KeySpec, KeySpecFlags};
 use redis_module::raw;
 use rlock_core::guarded::is_own;
 use rlock_core::{CommandError, request};
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_int};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A command: its declaration, and its run.
 pub(crate) trait Command {
@@ -253,7 +253,7 @@ fn tell_guarded_keys(ctx: Ctx<'_>, args: Args<'_>) {
     let Ok(request) = request::Guard::parse(args.bytes()) else {
         return;
     };
-    if is_own(request.command) || ASKS_FOR_KEYS.swap(true, Ordering::Relaxed) {
+    if is_own(request.command) || ASKS_FOR_KEYS.replace(true) {
         return;
     }
     let (mut count, mut flags) = (0, ptr::null_mut::<c_int>());
@@ -266,7 +266,7 @@ fn tell_guarded_keys(ctx: Ctx<'_>, args: Args<'_>) {
         &raw mut count,
         &raw mut flags
     ));
-    ASKS_FOR_KEYS.store(false, Ordering::Relaxed);
+    ASKS_FOR_KEYS.set(false);
     let count = usize::try_from(count).unwrap_or(0);
     if !places.is_null() && !flags.is_null() {
         // SAFETY: the server has made two lists of this length, which are ours.
@@ -282,9 +282,14 @@ fn tell_guarded_keys(ctx: Ctx<'_>, args: Args<'_>) {
     server!(RedisModule_Free(flags.cast()));
 }
 
-/// Whether the server is being asked for the keys of a command within a command: a command of
-/// another module may take a command as well, and the server would ask us again.
-static ASKS_FOR_KEYS: AtomicBool = AtomicBool::new(false);
+thread_local! {
+    /// Whether the server is being asked for the keys of a command within a command: a command of
+    /// another module may take a command as well, and the server would ask us again.
+    ///
+    /// Each thread has its own: Valkey with `io-threads` asks for keys on these threads too, beside
+    /// the main one. With one flag for all a command would now and then be told without its keys.
+    static ASKS_FOR_KEYS: Cell<bool> = const { Cell::new(false) };
+}
 
 fn set_info<C: Command>(command: *mut raw::RedisModuleCommand) -> c_int {
     let spec = &C::SPEC;

@@ -207,12 +207,13 @@ impl<'a> Guard<'a> {
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let mut options = Options::default();
         options.read(&mut args, &["READ", "WRITE", "PERMITS", "TOKEN", "CALL"])?;
+        let command = args.option().ok_or(CommandError::NoCall)?;
         Ok(Self {
             key,
             owner,
             mode: options.mode(owner)?,
             token: options.token,
-            command: args.option().ok_or(CommandError::NoCall)?,
+            command,
             place: args.place,
         })
     }

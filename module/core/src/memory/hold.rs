@@ -147,6 +147,9 @@ impl SessionHolds {
     ) -> Option<SessionHold> {
         let hold = self.arena.get_mut(id.0).must_exist()?;
         let Some(session) = session else {
+            if hold.token.is_none() && token.is_some() {
+                hold.since_us = since_us;
+            }
             hold.token = token.or(hold.token);
             return None;
         };

@@ -479,7 +479,10 @@ impl LockTable {
 
     /// Counts by these patterns from now on.
     pub(crate) fn set_patterns(&mut self, patterns: &[u8], holds: &SessionHolds) {
-        self.patterns.set(patterns);
+        // Any CONFIG SET comes here, and a walk over all locks must not be its price.
+        if !self.patterns.set(patterns) {
+            return;
+        }
         for id in self.in_database(None) {
             if let Some(record) = self.records.get_mut(id.0) {
                 record.pattern = self.patterns.number(&record.lock.name);

@@ -50,10 +50,10 @@ fn each_of(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 
 impl Patterns {
     /// Counts by these patterns from now on, and from zero. If they are set already, the counters
-    /// go on.
-    pub(crate) fn set(&mut self, text: &[u8]) {
+    /// go on. Returns whether these are others.
+    pub(crate) fn set(&mut self, text: &[u8]) -> bool {
         if *text == *self.text {
-            return;
+            return false;
         }
         let patterns = each_of(text).filter(|pattern| pattern.len() <= PATTERN_LEN_MAX);
         let counters = patterns.take(PATTERNS_MAX).map(|pattern| PatternCounters {
@@ -64,6 +64,7 @@ impl Patterns {
         let patterns = self.counters.iter().map(|of| &of.pattern);
         self.globs = patterns.map(|pattern| Glob::new(pattern)).collect();
         self.text = text.into();
+        true
     }
 
     /// The counters of the first pattern that a name matches. A name that is too long for the log
