@@ -17,11 +17,14 @@ mod wanted;
 use wanted::Wanted;
 
 pub(crate) mod hold;
-use hold::{CountsOn, Grant};
+use hold::{CountsOn, Grant, Renewal};
 pub(crate) use hold::{Hold, HoldOptions, Target};
 
 mod request;
 pub(crate) use request::Request;
+
+mod watchdog;
+use watchdog::Watchdog;
 
 // The outcome of a command, for its caller.
 mod report;
@@ -31,7 +34,7 @@ mod table;
 use table::{Call, CallId, Phase, SlotId, State, Table};
 
 mod context;
-pub(crate) use context::{Context, Handle, Settings};
+pub(crate) use context::{Context, Settings};
 
 mod held;
 
@@ -39,8 +42,6 @@ pub(crate) use held::{Held, Helds, lost};
 
 pub(crate) mod renew;
 pub(crate) use renew::Aim;
-
-mod caller;
 
 pub(crate) mod acquire;
 
@@ -54,4 +55,4 @@ mod listen;
 pub(crate) use listen::wanted;
 
 mod keep;
-pub(crate) use keep::KeptKey;
+pub(crate) use keep::{Keeper, KeptKey};

@@ -7,13 +7,15 @@ use endpoint::Certificates;
 
 mod dial;
 pub(crate) use dial::Dialer;
-use dial::{Replies, Socket};
+use dial::{Pushes, Socket};
 
 mod sentinel;
 use sentinel::Sentinels;
 
+mod connection;
+use connection::{Answered, Connection, Replies, Values};
+
 mod connector;
-use connector::Connection;
 pub(crate) use connector::Connector;
 
 pub(crate) mod sentinel_watch;
@@ -23,10 +25,11 @@ mod session;
 pub(crate) use session::{Confidence, Session};
 
 mod command;
-pub(crate) use command::{Manner, Outcome, Request, Sending, Then};
+use command::Expected;
+pub(crate) use command::{Manner, Outcome, Request, Sending};
 
 mod listener;
-pub(crate) use listener::Listener;
+pub(crate) use listener::{Listener, News};
 
 pub(crate) mod listening;
 

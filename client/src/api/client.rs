@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::api::{AcquireOptions, Lock, MultiLock, RwLock, Semaphore};
 use crate::error::Error;
-use crate::locks::{Handle, Owner, guarded};
+use crate::locks::{Context, Keeper, Owner, guarded};
 
 /// A connection to one server on which locks are taken. Cheap to clone; clones are the same
 /// client.
@@ -19,7 +19,8 @@ use crate::locks::{Handle, Owner, guarded};
 /// connection waits for them.
 #[derive(Clone)]
 pub struct Client {
-    pub(crate) context: Arc<Handle>,
+    pub(crate) context: Arc<Context>,
+    pub(crate) keeper: Arc<Keeper>,
 }
 
 impl Client {
@@ -129,6 +130,7 @@ impl Client {
     fn options(&self, names: impl IntoIterator<Item = Arc<[u8]>>) -> AcquireOptions {
         AcquireOptions {
             context: Arc::clone(&self.context),
+            keeper: Arc::clone(&self.keeper),
             names: names.into_iter().collect(),
             lease: None,
             max_hold: None,
@@ -166,7 +168,6 @@ impl Client {
     /// # }
     /// ```
     pub async fn shutdown(&self) {
-        self.context.keep_none();
         self.context.background.shut_down().await;
     }
 }

@@ -1,6 +1,7 @@
 //! A command for a server, from its hand-over to its answer.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use redis::{Cmd, Value};
 use tokio::time::Instant;
@@ -10,11 +11,16 @@ use crate::wire::{Confidence, Session};
 
 /// A command that waits to be sent, or for its answer.
 pub(crate) struct Request {
-    pub(super) cmd: Cmd,
+    pub(crate) cmd: Cmd,
+    pub(crate) expected: Expected,
+}
+
+/// The state of a command beside its words.
+pub(crate) struct Expected {
     pub(super) then: Then,
     /// The lock that it is about.
     pub(crate) name: Arc<[u8]>,
-    pub(crate) manner: Manner,
+    pub(super) manner: Manner,
     /// Whether it goes behind an `ASKING`: to a node to which its slot is on its way.
     pub(super) asking: bool,
     /// When its caller is told that no answer has come, if it was not told yet.
@@ -23,8 +29,7 @@ pub(crate) struct Request {
     pub(crate) hops: u32,
     /// The last sending.
     pub(super) sent: Option<Sending>,
-    /// Counts it among the commands without an answer.
-    pub(super) counted: Option<Arc<()>>,
+    pub(super) counted: Option<Counted>,
 }
 
 /// How a command is treated that was not answered, or was sent to the wrong node.
@@ -75,10 +80,18 @@ impl Sending {
     }
 }
 
+/// One of the commands without an answer.
+pub(super) struct Counted(pub(super) Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Request {
     pub(crate) fn new(cmd: Cmd, name: &Arc<[u8]>, manner: Manner, then: Then) -> Self {
-        Self {
-            cmd,
+        let expected = Expected {
             then,
             name: Arc::clone(name),
             manner,
@@ -87,44 +100,50 @@ impl Request {
             hops: 0,
             sent: None,
             counted: None,
-        }
+        };
+        Self { cmd, expected }
     }
 
     /// To the node to which its slot is on its way.
     pub(crate) fn asking(mut self, asking: bool) -> Self {
-        self.asking = asking;
+        self.expected.asking = asking;
         self
     }
 
     /// It is given up.
     pub(crate) fn fail(mut self, error: Error) {
-        self.told(Err(error));
+        self.expected.told(Err(error));
     }
+}
 
+impl Expected {
     pub(super) fn told(&mut self, reply: Result<Value, Error>) {
-        // It counts no more when its caller hears of it.
         drop(self.counted.take());
         (self.then)(Outcome::Told(reply, self.sent.take()));
     }
 
-    /// Its caller hears why there is no answer yet.
-    pub(super) fn put_off(&mut self, why: Error) {
-        self.until = None;
-        (self.then)(Outcome::Overdue(why));
-    }
-
     /// No answer has come in time: whether its caller goes on waiting for one.
     pub(super) fn overdue(&mut self, trouble: &Error) -> bool {
-        if self.sent.is_none() && self.manner != Manner::Twice {
-            self.told(Err(trouble.clone()));
-            return false;
+        self.until = None;
+        if self.sent.is_some() {
+            (self.then)(Outcome::Overdue(Error::no_reply(None)));
+            return true;
         }
-        let is_sent = self.sent.is_some();
-        self.put_off(if is_sent {
-            Error::no_reply(None)
-        } else {
-            trouble.clone()
-        });
-        true
+        match self.manner {
+            Manner::Twice => {
+                (self.then)(Outcome::Overdue(trouble.clone()));
+                true
+            }
+            Manner::Asks | Manner::Once => {
+                self.told(Err(trouble.clone()));
+                false
+            }
+        }
+    }
+}
+
+impl Expected {
+    pub(super) fn is_due(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
     }
 }
