@@ -160,6 +160,36 @@ fn a_replica_takes_the_place_of_its_node_with_what_it_has() -> Result<(), Error>
     })
 }
 
+/// The release goes to a node that the client has not used before, and starts its link.
+#[test]
+fn a_guard_is_dropped_outside_of_a_runtime_after_its_node_was_replaced() -> Result<(), Error> {
+    rlock_test::run(4, async |network| {
+        let cluster = network.cluster(&NODES);
+        let node = cluster.node_of("a");
+        let old = cluster.node(node);
+        let replica = network.server("replica:6379");
+        cluster.add_replica(node, &replica);
+        let client = connect(&network).await?;
+        // With a lease of its own it is not renewed, which would start the link.
+        let guard = client
+            .lock("a")
+            .lease(Duration::from_secs(600))
+            .lock()
+            .await?;
+        sleep(Duration::from_secs(2)).await;
+        old.crash(false);
+        guard.lost().await;
+        cluster.replace(node, "replica:6379", &replica);
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(replica.holders("a").len(), 1);
+        let dropped = std::thread::spawn(move || drop(guard)).join();
+        assert!(dropped.is_ok(), "it panicked");
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(replica.holders("a").len(), 0);
+        Ok(())
+    })
+}
+
 /// A node forgets that it was asked to tell as soon as another serves the slot, and the client does
 /// not notice a slot that is back soon.
 #[test]
