@@ -818,6 +818,11 @@ fn guard_replies_byte_for_byte_what_the_command_replies() {
             "k alice READ TOKEN 7",
             "ERR CALL and the command to be run must follow",
         ),
+        // The missing command is named before an owner that cannot be.
+        (
+            "k o:write READ TOKEN 7",
+            "ERR CALL and the command to be run must follow",
+        ),
         ("k alice ONCE CALL PING", "ERR unknown option 'ONCE'"),
         (
             "k alice READ READ CALL PING",

@@ -737,6 +737,21 @@ fn info_tells_the_longest_present_wait_and_hold_also_by_pattern() {
     life.run("RLOCK.EVENTS s");
 }
 
+/// A hold of a script has no token. Its beginning is known from the first re-entry on.
+#[test]
+fn a_scripts_hold_counts_as_a_present_hold_once_it_has_a_token() {
+    let server = Server::builder().config("rlock.fence-guard-ms 0").start();
+    let (mut conn, _life) = (server.connect(), server.session_connection("s"));
+    conn.run("HSET k o 1");
+    conn.run("PEXPIRE k 60000");
+    assert_eq!(conn.run("RLOCK.RENEW k o 60000 SESSION s").int(), 1);
+    assert_eq!(longest(&server), [(0, 0)]);
+    conn.run("RLOCK.ACQUIRE k o 60000");
+    until("it lasts", || longest(&server)[0].1 > 0);
+    conn.run("RLOCK.BREAK k");
+    assert_eq!(longest(&server), [(0, 0)]);
+}
+
 #[test]
 fn metrics_patterns_are_written_back_and_given_to_loadex() {
     let server = Server::builder().without_module().start();

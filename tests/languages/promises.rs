@@ -136,8 +136,8 @@ pub(crate) fn fence(language: &str) {
     assert_eq!(server.holder("stock:42"), None);
 }
 
-/// The program waits for alice, who comes to wait for a lock of the program's in the very moment
-/// in which its connection breaks. When it queues again, that would close a circle.
+/// The program waits for alice's lock. When its connection breaks, alice begins to wait for a lock
+/// of the program's. When the program queues again, that would close a circle.
 pub(crate) fn deadlock(language: &str) {
     let server = Server::start();
     let mut alice = server.session_connection("alice's");

@@ -1,4 +1,4 @@
-//! Users of the server's ACL, and what they may do.
+//! Users of the server's ACL, and their rights.
 
 use super::reply::CallReply;
 use super::{Ctx, OK, OwnedStr, server};

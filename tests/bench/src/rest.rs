@@ -1,4 +1,4 @@
-//! Part 11: at rest. What a server costs while locks are waited for and nothing happens.
+//! Part 11: the CPU time of a server at rest, while many locks have waiters and nothing happens.
 
 use std::thread::sleep;
 

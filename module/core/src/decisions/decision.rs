@@ -1,4 +1,4 @@
-//! A decision, and the steps of which all decisions are made.
+//! A decision, and the steps that decisions are made of.
 //!
 //! Each decision is total: any stored value has an answer. The effects must be carried out in their
 //! order: writes, then the unlock message, then replies to waiters. Otherwise a waiter could be

@@ -233,7 +233,7 @@ pub struct Gauges {
     pub pending_releases: usize,
 }
 
-/// The longest present wait and hold, in milliseconds; 0 if there is none.
+/// The longest present wait and hold, in milliseconds; zero without any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Longest {
     /// How long the waiter that has waited longest has waited.

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 pub(crate) struct Ages(BTreeMap<(usize, i64), u32>);
 
 impl Ages {
-    /// In the place of one that began at `before` there is one that began at `after`; none is none.
+    /// A wait or hold that began at `before` is replaced by one that began at `after`. Without a
+    /// `before` one is added, without an `after` one is removed.
     pub(crate) fn change(&mut self, pattern: usize, before: Option<i64>, after: Option<i64>) {
         if before == after {
             return;
