@@ -49,8 +49,8 @@ impl Link {
         session: &Arc<Session>,
         listener: Weak<dyn Listener>,
     ) -> Self {
-        // The alarm needs a runtime. A guard may be dropped outside of one, and its release may start
-        // the link to a node that has taken the place of another.
+        // The alarm needs a runtime. A guard may be dropped outside of one, and its release may
+        // start the link to a node that has taken the place of another.
         let _in_runtime = runtime.enter();
         let (requests, queue) = mpsc::unbounded_channel();
         let driver = Driver {
