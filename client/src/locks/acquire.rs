@@ -467,11 +467,15 @@ impl Context {
                         call.phase = Phase::Pausing;
                     }
                 });
-                let is_again = sending.as_ref().is_some_and(|sending| sending.again);
                 match (read_by(reply, read_acquired), sending) {
                     (Ok(acquired), Some(sending)) => self.on_reply(id, acquired, sending),
                     (Ok(_), None) => Next::Nothing,
-                    (Err(error), _) => self.on_refusal(id, error, is_again),
+                    (Err(error), sending) => {
+                        // A node that was replaced before it answered may have carried it out.
+                        let is_left = error.code() == Code::Elsewhere;
+                        let is_again = sending.is_some_and(|sending| sending.again || is_left);
+                        self.on_refusal(id, error, is_again)
+                    }
                 }
             }
         };
@@ -654,6 +658,11 @@ impl Context {
                 let Some(call) = self.table.with(|state| state.end(id)) else {
                     return;
                 };
+                // Its node was replaced since the answer, and it has been asked for at another.
+                if let Phase::Asking = call.phase {
+                    let _ = self.undo(call).send(Err(error));
+                    return;
+                }
                 call.slots.iter().for_each(|slot| self.pass_turn(*slot));
                 call.fail(error);
             }

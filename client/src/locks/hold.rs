@@ -197,8 +197,14 @@ impl Hold {
     }
 
     /// Whether the hold is lost, without a notification: none may be sent under the table's lock.
+    ///
+    /// It is marked as lost at its end: another thread may hear of a renewal in the same moment,
+    /// and a guard must not be valid again when its hold is being released.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
-        self.lost.get().is_some() || now >= self.end()
+        if self.lost.get().is_none() && now >= self.end() {
+            self.mark_lost(self.reason(now));
+        }
+        self.lost.get().is_some()
     }
 
     /// Why it ends where it does.
@@ -444,6 +450,12 @@ pub(crate) mod tests {
         let told = late.renewed(&renewal(after(start, 500)), after(start, 988));
         assert_eq!(told, Err(LostReason::Expired));
         assert!(late.is_over(after(start, 989)) && !late.is_gone());
+        // Once it has been found over, a renewal whose answer is heard after that changes nothing.
+        let over = hold(start, GRACE, None);
+        assert!(over.is_over(over.end()));
+        let told = over.renewed(&renewal(after(start, 500)), after(start, 900));
+        assert_eq!(told, Err(LostReason::Expired));
+        assert!(over.is_over(after(start, 900)));
     }
 
     #[test]
