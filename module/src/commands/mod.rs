@@ -86,11 +86,11 @@ fn names<'a>(args: Args<'a>, keys: &[NamedKey<'_>]) -> Result<Vec<Str<'a>>, Comm
 
 /// In a cluster, refuses READ and WRITE unless this node has all keys of the read-write lock.
 fn check_slot(ctx: Ctx<'_>, name: &[u8], mode: Mode) -> Result<(), CommandError> {
-    let in_other_slot = (mode == Mode::Read).then_some(CommandError::TimeoutsInOtherSlot);
-    if matches!(mode, Mode::Read | Mode::Write) {
-        check_side_keys(ctx, name, in_other_slot, CommandError::SlotOnItsWay)?;
+    if !matches!(mode, Mode::Read | Mode::Write) {
+        return Ok(());
     }
-    Ok(())
+    let in_other_slot = (mode == Mode::Read).then_some(CommandError::TimeoutsInOtherSlot);
+    check_side_keys(ctx, name, in_other_slot, CommandError::SlotOnItsWay)
 }
 
 /// In a cluster, refuses permits if the limit for all callers cannot be read. If the limit's key

@@ -192,8 +192,9 @@ impl Decision<'_> {
         &self,
         stored: &Stored,
         asked: Kind,
+        queue: Option<RecordId>,
     ) -> Result<(), CommandError> {
-        let queue = self.queue().filter(|_| stored.is_free());
+        let queue = queue.filter(|_| stored.is_free());
         let first = queue.and_then(|queue| self.locks.table.first(queue));
         match first.map(|(_, first)| first.mode.kind()) {
             Some(held) if held != asked => Err(CommandError::WrongKind { held, asked }),
@@ -295,27 +296,36 @@ impl Decision<'_> {
         token: Option<Token>,
         ends_at: Option<i64>,
     ) {
-        let known = self.session_hold(owner, mode);
-        if known.is_none() && session.is_none() {
-            return;
+        let id = match (self.session_hold(owner, mode), session) {
+            (None, None) => return,
+            (None, Some(session)) => self.add_hold(owner, mode, session, token),
+            (Some(id), _) => self.rebind(id, session, token),
+        };
+        if let Some(id) = id {
+            let ends_at = ends_at.filter(|end| *end != NEVER);
+            self.locks.holds.check_after(id, ends_at);
         }
+    }
+
+    /// The session's hold goes on, perhaps with another session or another token.
+    fn rebind(
+        &mut self,
+        id: HoldId,
+        session: Option<SessionId>,
+        token: Option<Token>,
+    ) -> Option<HoldId> {
         let since_us = token.and_then(|token| self.locks.tokens.granted_at(token));
-        let began = known.and_then(|id| self.locks.holds.began_at(id));
-        let former = known.and_then(|id| self.locks.holds.rebind(id, session, token, since_us));
-        if let (Some(id), Some(record)) = (known, self.locks.table.find(self.at)) {
-            let begins = self.locks.holds.began_at(id);
-            self.locks.table.note_hold(record, began, begins);
-        }
-        let id = known.or_else(|| self.add_hold(owner, mode, session?, token, since_us));
-        let Some(id) = id else { return };
-        let ends_at = ends_at.filter(|end| *end != NEVER);
-        self.locks.holds.check_after(id, ends_at);
+        let Locks { table, holds, .. } = &mut *self.locks;
+        let (record, began) = holds.get(id).map(|hold| (hold.record, hold.since_us))?;
+        let former = holds.rebind(id, session, token, since_us);
+        table.note_hold(record, began, holds.began_at(id));
         if let (Some(former), Some(session)) = (former, session) {
             self.locks.sessions.remove_hold(former.session, id);
             self.locks.sessions.add_hold(session, id);
             let kind = EventKind::Lost(LostReason::Taken);
             self.locks.tell_of(former, kind, self.effects);
         }
+        Some(id)
     }
 
     fn add_hold(
@@ -324,14 +334,14 @@ impl Decision<'_> {
         mode: Mode,
         session: SessionId,
         token: Option<Token>,
-        since_us: Option<i64>,
     ) -> Option<HoldId> {
+        let since_us = token.and_then(|token| self.locks.tokens.granted_at(token));
         let Locks { table, holds, .. } = &mut *self.locks;
         let record = table.find_or_open(self.at)?;
         let lock = table.lock_of(record).must_exist()?.clone();
         let index = table.holds_mut(record).must_exist()?;
         let owner = Rc::from(owner);
-        let id = holds.add(index, lock, owner, mode, session, token, since_us)?;
+        let id = holds.add(index, (record, lock), owner, mode, session, token, since_us)?;
         table.note_hold(record, None, since_us);
         self.locks.sessions.add_hold(session, id);
         Some(id)

@@ -104,7 +104,7 @@ impl Decision<'_> {
         limit: Option<Permits>,
     ) -> Result<i64, CommandError> {
         self.check_kind(stored, Kind::Permits)?;
-        self.check_kind_of_first(stored, Kind::Permits)?;
+        self.check_kind_of_first(stored, Kind::Permits, self.queue())?;
         let before = stored.permits().limit;
         self.write(limit.map_or(Write::DeleteLimit, |limit| {
             Write::SetLimit(Value::Number(limit.get()))

@@ -84,7 +84,9 @@ impl Decision<'_> {
         if self.locks.own_multi(&several.locks, request).is_none() {
             for (place, lock, _) in several.each() {
                 let mut part = self.part(place, lock);
-                part.check_may_wait(request.owner, Mode::Plain, waiters_max)?;
+                if let Some(queue) = part.queue() {
+                    part.check_may_wait(queue, request.owner, Mode::Plain, waiters_max)?;
+                }
             }
         }
         let ends = several.stored.iter().map(Stored::ends_at).collect();
@@ -252,8 +254,8 @@ impl Decision<'_> {
             (Stored::Plain(hash), _) => entry.counted(hash.own).map(|_| hash.own.is_some()),
             (_, None) => Ok(true),
             // The lock is free, but promised to its waiters.
-            (_, Some(_)) => self
-                .check_kind_of_first(stored, Kind::Plain)
+            (_, queue) => self
+                .check_kind_of_first(stored, Kind::Plain, queue)
                 .map(|()| false),
         }
     }

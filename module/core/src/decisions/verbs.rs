@@ -11,6 +11,7 @@ use crate::interface::stored::{Count, HeldBy, ReadWrite, Stored};
 use crate::memory::log::metrics::count;
 use crate::memory::state::Locks;
 use crate::values::circle::Circle;
+use crate::values::ids::RecordId;
 use crate::values::mode::Mode;
 use std::rc::Rc;
 
@@ -45,7 +46,7 @@ impl Decision<'_> {
             self.reconcile_now();
             return Ok(Acquired::ReconcileFirst);
         }
-        self.check_kind_of_first(stored, request.mode.kind())?;
+        self.check_kind_of_first(stored, request.mode.kind(), queue)?;
         self.check_can_end(stored, request)?;
         if has_room && queue.is_none() && !self.locks.grant_delay.lasts(self.now) {
             if stored.is_free() {
@@ -57,12 +58,12 @@ impl Decision<'_> {
             PendingWait::new(LeaseEnds::Promised, 0)
         } else {
             let ends_at = stored.ends_for(request.mode);
-            if request.mode != Mode::Permits {
-                self.check_after(ends_at);
+            if let Some(queue) = queue.filter(|_| request.mode != Mode::Permits) {
+                self.locks.table.check_after(queue, ends_at);
             }
             PendingWait::new(LeaseEnds::One(ends_at), stored.ttl_ms(self.now))
         };
-        self.wait_for(pending_wait, request, waiters_max)
+        self.wait_for(pending_wait, request, queue, waiters_max)
     }
 
     /// The caller of an ACQUIRE enters the lock.
@@ -108,6 +109,7 @@ impl Decision<'_> {
         &mut self,
         mut pending_wait: PendingWait,
         request: &Acquire<'_>,
+        queue: Option<RecordId>,
         waiters_max: u32,
     ) -> Result<Acquired, CommandError> {
         pending_wait.ttl_ms = self.locks.ttl_or_delay_ms(pending_wait.ttl_ms, self.now);
@@ -119,8 +121,10 @@ impl Decision<'_> {
             let ttl_ms = pending_wait.ttl_ms;
             return Ok(Acquired::Decided(Outcome::NotHeld { ttl_ms }));
         }
-        if self.locks.own_place(self.at, request).is_none() {
-            self.check_may_wait(request.owner, request.mode, waiters_max)?;
+        if let Some(queue) = queue
+            && self.locks.own_place(self.at, request).is_none()
+        {
+            self.check_may_wait(queue, request.owner, request.mode, waiters_max)?;
         }
         Ok(Acquired::MustWait(pending_wait))
     }
@@ -129,13 +133,11 @@ impl Decision<'_> {
     /// read and asks to write would wait for itself.
     pub(crate) fn check_may_wait(
         &mut self,
+        queue: RecordId,
         owner: &[u8],
         mode: Mode,
         waiters_max: u32,
     ) -> Result<(), CommandError> {
-        let Some(queue) = self.queue() else {
-            return Ok(());
-        };
         let Locks { table, log, .. } = &mut *self.locks;
         match table.waiter_of(queue, owner).map(|(_, of)| of.mode) {
             None if table.length(queue) < waiters_max => Ok(()),

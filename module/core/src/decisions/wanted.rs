@@ -32,13 +32,10 @@ impl Decision<'_> {
     /// if the lock is wanted now.
     pub(crate) fn ask_if_wanted(&mut self, owner: &[u8], mode: Mode) {
         let hold = self.session_hold(owner, mode);
-        let (Some(id), Some(record)) = (hold, self.locks.table.find(self.at)) else {
+        let record = hold.and_then(|id| self.locks.holds.ask_if_wanted(id));
+        let Some(record) = record.filter(|record| self.locks.table.length(*record) > 0) else {
             return;
         };
-        self.locks.holds.ask_if_wanted(id, record);
-        if self.queue().is_none() {
-            return;
-        }
         match mode {
             Mode::Plain | Mode::Write => self.locks.tell_wanted_by_queue(record, self.effects),
             // The waiters may be granted beside this hold. That is decided later in this turn.

@@ -10,11 +10,38 @@ use crate::values::names::WRITER_SUFFIX;
 use crate::values::time::{Lease, Wait};
 use crate::values::token::Token;
 
+/// The name of an option, as a number: numbers are compared faster than texts.
+pub(crate) type Name = u64;
+
+/// The letters in capitals, after a one. Zero, which is no option, if the word is too long.
+const fn name(word: &[u8]) -> Name {
+    let (mut name, mut rest) = (1, word);
+    while let [letter, others @ ..] = rest {
+        // Without this bit a small letter is a capital, and no other byte becomes a letter.
+        name = name << 8 | Name::from_be_bytes([0, 0, 0, 0, 0, 0, 0, *letter & !0x20]);
+        rest = others;
+    }
+    if word.len() < 8 { name } else { 0 }
+}
+
+macro_rules! names {
+    ($($name:ident)*) => {
+        $(pub(crate) const $name: Name = name(stringify!($name).as_bytes());)*
+    };
+}
+
+names! {
+    READ WRITE PERMITS OF BLOCK QUEUE SESSION WANTED ONCE TOKEN LEASE MATCH COUNT EPOCH AFTER GRACE
+    CALL
+}
+
+/// Among the names of a command's options: a number follows the word PERMITS. Otherwise that names
+/// only the kind.
+pub(crate) const COUNTED: Name = 0;
+
 /// The options that a command was given.
 #[derive(Default)]
 pub(crate) struct Options<'a> {
-    /// Whether a number follows the word PERMITS. Otherwise that names only the kind.
-    counts_permits: bool,
     pub(crate) mode: Option<Mode>,
     pub(crate) permits: Option<Permits>,
     limit: Option<Permits>,
@@ -32,57 +59,83 @@ pub(crate) struct Options<'a> {
     pub(crate) grace_ms: Option<i64>,
 }
 
-impl<'a> Options<'a> {
-    /// No options yet, for a command in which a number follows the word PERMITS.
-    pub(crate) fn counting_permits() -> Self {
-        Self {
-            counts_permits: true,
-            ..Self::default()
-        }
-    }
-
+impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<'a, I> {
     /// Reads the options that have these names, to the end or until CALL.
     #[inline]
-    pub(crate) fn read<I: Iterator<Item = &'a [u8]>>(
-        &mut self,
-        args: &mut Arguments<I>,
-        names: &[&'static str],
-    ) -> Result<(), CommandError> {
-        while let Some(word) = args.option() {
-            let mut known = names.iter();
-            let name = known.find(|name| word.eq_ignore_ascii_case(name.as_bytes()));
-            match *name.ok_or_else(|| parse::unknown(word))? {
-                // The commonest first: they are compared one after the other.
-                "SESSION" => args.read(word, &mut self.session, parse::session)?,
-                "BLOCK" => args.read(word, &mut self.block, parse::wait)?,
-                "QUEUE" => args.read(word, &mut self.queue, parse::wait)?,
-                "ONCE" => parse::set(word, &mut self.once, Ok(()))?,
-                "TOKEN" => args.read(word, &mut self.token, parse::token)?,
-                "READ" => self.add_mode(Mode::Read, word)?,
-                "WRITE" => self.add_mode(Mode::Write, word)?,
-                "PERMITS" if self.counts_permits => {
-                    let value = args.value(word)?;
-                    self.add_mode(Mode::Permits, word)?;
-                    self.permits = Some(parse::permits(value)?);
-                }
-                "PERMITS" => self.add_mode(Mode::Permits, word)?,
-                "OF" => args.read(word, &mut self.limit, parse::limit)?,
-                "WANTED" => parse::set(word, &mut self.wanted, Ok(()))?,
-                "LEASE" => args.read(word, &mut self.lease, parse::lease)?,
-                "MATCH" => args.read(word, &mut self.pattern, parse::pattern)?,
-                "COUNT" => args.read(word, &mut self.count, parse::list_count)?,
-                "EPOCH" => args.read(word, &mut self.epoch, parse::epoch)?,
-                "AFTER" => {
-                    let (life, seq) = (args.value(word)?, args.value(word)?);
-                    parse::set(word, &mut self.after, parse::moment(life, seq))?;
-                }
-                "GRACE" => args.read(word, &mut self.grace_ms, parse::grace)?,
-                _ => break,
+    pub(crate) fn options(&mut self, names: &[Name]) -> Result<&Options<'a>, CommandError> {
+        while let Some(word) = self.option() {
+            let name = name(word);
+            if !names.contains(&name) {
+                return Err(parse::unknown(word));
             }
+            if name == CALL {
+                break;
+            }
+            self.add_option(name, word, names)?;
         }
-        Ok(())
+        Ok(&self.options)
     }
 
+    #[inline]
+    fn add_option(&mut self, name: Name, word: &[u8], names: &[Name]) -> Result<(), CommandError> {
+        match name {
+            READ => self.options.add_mode(Mode::Read, word),
+            WRITE => self.options.add_mode(Mode::Write, word),
+            PERMITS if names.contains(&COUNTED) => {
+                let value = self.value(word)?;
+                self.options.add_mode(Mode::Permits, word)?;
+                self.options.permits = Some(parse::permits(value)?);
+                Ok(())
+            }
+            PERMITS => self.options.add_mode(Mode::Permits, word),
+            OF => self.read(word, |of| &mut of.limit, parse::limit),
+            BLOCK => self.read(word, |of| &mut of.block, parse::wait),
+            QUEUE => self.read(word, |of| &mut of.queue, parse::wait),
+            SESSION => self.read(word, |of| &mut of.session, parse::session),
+            WANTED => set(word, &mut self.options.wanted, Ok(())),
+            ONCE => set(word, &mut self.options.once, Ok(())),
+            TOKEN => self.read(word, |of| &mut of.token, parse::token),
+            LEASE => self.read(word, |of| &mut of.lease, parse::lease),
+            MATCH => self.read(word, |of| &mut of.pattern, parse::pattern),
+            COUNT => self.read(word, |of| &mut of.count, parse::list_count),
+            EPOCH => self.read(word, |of| &mut of.epoch, parse::epoch),
+            AFTER => {
+                let (life, seq) = (self.value(word)?, self.value(word)?);
+                set(word, &mut self.options.after, parse::moment(life, seq))
+            }
+            GRACE => self.read(word, |of| &mut of.grace_ms, parse::grace),
+            _ => Err(parse::unknown(word)),
+        }
+    }
+
+    /// Reads the value of an option into its field.
+    #[inline]
+    fn read<T>(
+        &mut self,
+        word: &[u8],
+        field: for<'o> fn(&'o mut Options<'a>) -> &'o mut Option<T>,
+        parse: fn(&'a [u8]) -> Result<T, CommandError>,
+    ) -> Result<(), CommandError> {
+        let value = parse(self.value(word)?);
+        set(word, field(&mut self.options), value)
+    }
+}
+
+/// Stores the value of an option. A second time is an error, whatever the value.
+#[inline]
+fn set<T>(
+    word: &[u8],
+    option: &mut Option<T>,
+    value: Result<T, CommandError>,
+) -> Result<(), CommandError> {
+    if option.is_some() {
+        return Err(parse::repeated(word));
+    }
+    *option = Some(value?);
+    Ok(())
+}
+
+impl Options<'_> {
     /// READ, WRITE or PERMITS: only one of them.
     fn add_mode(&mut self, mode: Mode, word: &[u8]) -> Result<(), CommandError> {
         match self.mode.replace(mode) {

@@ -2,6 +2,7 @@
 
 use crate::interface::error::CommandError;
 use crate::interface::event::Moment;
+use crate::interface::options::Options;
 use crate::interface::stored_permits::Permits;
 use crate::values::ids::SessionRef;
 use crate::values::limits::GRACE_MS_MAX;
@@ -13,16 +14,22 @@ use crate::values::token::Token;
 use crate::values::word::Word;
 
 /// The arguments of a command, parsed from left to right.
-pub(crate) struct Arguments<I> {
+pub(crate) struct Arguments<'a, I> {
     args: I,
+    /// The options that were read.
+    pub(crate) options: Options<'a>,
     /// The index of the last one that was taken, among the words of the command, whose name has
     /// index 0.
     pub(crate) place: usize,
 }
 
-impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
+impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<'a, I> {
     pub(crate) fn new(args: I) -> Self {
-        Self { args, place: 0 }
+        Self {
+            args,
+            options: Options::default(),
+            place: 0,
+        }
     }
 
     /// The next required argument.
@@ -46,16 +53,6 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
             .ok_or_else(|| CommandError::MissingValue(Word::new(word)))
     }
 
-    /// Reads the value of an option.
-    pub(crate) fn read<T>(
-        &mut self,
-        word: &[u8],
-        option: &mut Option<T>,
-        parse: fn(&'a [u8]) -> Result<T, CommandError>,
-    ) -> Result<(), CommandError> {
-        set(word, option, parse(self.value(word)?))
-    }
-
     /// Refuses any further option.
     pub(crate) fn no_option(mut self) -> Result<(), CommandError> {
         self.option().map_or(Ok(()), |word| Err(unknown(word)))
@@ -66,19 +63,6 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<I> {
         self.option()
             .map_or(Ok(()), |_| Err(CommandError::WrongArity))
     }
-}
-
-/// Stores the value of an option. A second time is an error, whatever the value.
-pub(crate) fn set<T>(
-    word: &[u8],
-    option: &mut Option<T>,
-    value: Result<T, CommandError>,
-) -> Result<(), CommandError> {
-    if option.is_some() {
-        return Err(repeated(word));
-    }
-    *option = Some(value?);
-    Ok(())
 }
 
 pub(crate) fn unknown(word: &[u8]) -> CommandError {
@@ -126,12 +110,17 @@ pub(crate) fn epoch(bytes: &[u8]) -> Result<u64, CommandError> {
 }
 
 /// An integer, if a value of this type can be made of it.
+#[inline]
 fn checked<T>(
     bytes: &[u8],
     make: impl FnOnce(i64) -> Option<T>,
     error: CommandError,
 ) -> Result<T, CommandError> {
-    integer(bytes).and_then(make).ok_or(error)
+    // Not with `ok_or`: it would drop the error of each argument that is right.
+    match integer(bytes).and_then(make) {
+        Some(value) => Ok(value),
+        None => Err(error),
+    }
 }
 
 /// A life and the number of an event.

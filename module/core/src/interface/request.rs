@@ -4,7 +4,10 @@
 
 use crate::interface::error::CommandError;
 use crate::interface::event::Moment;
-use crate::interface::options::Options;
+use crate::interface::options::{
+    AFTER, BLOCK, CALL, COUNT, COUNTED, EPOCH, GRACE, LEASE, MATCH, OF, ONCE, Options, PERMITS,
+    QUEUE, READ, SESSION, TOKEN, WANTED, WRITE,
+};
 use crate::interface::parse::{self, Arguments, owner};
 use crate::interface::stored_permits::{Permits, PermitsRequest};
 use crate::values::ids::SessionRef;
@@ -57,18 +60,14 @@ impl<'a> Acquire<'a> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
-        let mut options = Options::counting_permits();
-        options.read(
-            &mut args,
-            &[
-                "READ", "WRITE", "PERMITS", "OF", "BLOCK", "QUEUE", "SESSION", "WANTED", "ONCE",
-            ],
-        )?;
+        let options = args.options(&[
+            COUNTED, READ, WRITE, PERMITS, OF, BLOCK, QUEUE, SESSION, WANTED, ONCE,
+        ])?;
         Ok(Self {
             key,
             owner,
             lease,
-            wait_mode: wait_mode(&options)?,
+            wait_mode: wait_mode(options)?,
             session: options.session,
             wanted: options.wanted()?,
             once: options.once.is_some(),
@@ -117,9 +116,7 @@ impl<'a> Release<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
-        let mut options = Options::counting_permits();
-        let names = ["READ", "WRITE", "PERMITS", "TOKEN", "LEASE"];
-        options.read(&mut args, &names)?;
+        let options = args.options(&[COUNTED, READ, WRITE, PERMITS, TOKEN, LEASE])?;
         Ok(Self {
             key,
             owner,
@@ -161,11 +158,7 @@ impl<'a> Renew<'a> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
         let lease = parse::lease(args.next()?)?;
-        let mut options = Options::default();
-        options.read(
-            &mut args,
-            &["READ", "WRITE", "PERMITS", "TOKEN", "SESSION", "WANTED"],
-        )?;
+        let options = args.options(&[READ, WRITE, PERMITS, TOKEN, SESSION, WANTED])?;
         Ok(Self {
             key,
             owner,
@@ -205,14 +198,14 @@ impl<'a> Guard<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
-        let mut options = Options::default();
-        options.read(&mut args, &["READ", "WRITE", "PERMITS", "TOKEN", "CALL"])?;
+        let options = args.options(&[READ, WRITE, PERMITS, TOKEN, CALL])?;
+        let (mode, token) = (options.mode(owner), options.token);
         let command = args.option().ok_or(CommandError::NoCall)?;
         Ok(Self {
             key,
             owner,
-            mode: options.mode(owner)?,
-            token: options.token,
+            mode: mode?,
+            token,
             command,
             place: args.place,
         })
@@ -258,13 +251,12 @@ impl<'a> MultiAcquire<'a> {
         let owner = owner(args.next()?)?;
         let lease = parse::lease(args.next()?)?;
         let keys = keys(&mut args)?;
-        let mut options = Options::default();
-        options.read(&mut args, &["BLOCK", "QUEUE", "SESSION", "WANTED", "ONCE"])?;
+        let options = args.options(&[BLOCK, QUEUE, SESSION, WANTED, ONCE])?;
         Ok(Self {
             owner,
             lease,
             keys,
-            wait_mode: wait_mode(&options)?,
+            wait_mode: wait_mode(options)?,
             session: options.session,
             wanted: options.wanted()?,
             once: options.once.is_some(),
@@ -321,8 +313,7 @@ impl<'a> MultiRenew<'a> {
         let owner = owner(args.next()?)?;
         let lease = parse::lease(args.next()?)?;
         let keys = keys(&mut args)?;
-        let mut options = Options::default();
-        options.read(&mut args, &["SESSION"])?;
+        let options = args.options(&[SESSION])?;
         Ok(Self {
             owner,
             lease,
@@ -346,7 +337,7 @@ pub fn key_places<'a>(
 
 /// Parses numkeys and the keys. Each key is returned once.
 fn keys<'a, I: Iterator<Item = &'a [u8]>>(
-    args: &mut Arguments<I>,
+    args: &mut Arguments<'a, I>,
 ) -> Result<Vec<NamedKey<'a>>, CommandError> {
     let count = parse::key_count(args.next()?)?;
     let mut seen = BTreeSet::new();
@@ -380,8 +371,7 @@ impl<'a> Cancel<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let (key, owner) = (args.next()?, owner(args.next()?)?);
-        let mut options = Options::default();
-        options.read(&mut args, &["READ", "WRITE", "PERMITS"])?;
+        let options = args.options(&[READ, WRITE, PERMITS])?;
         let mode = options.mode.map(|_| options.mode(owner)).transpose()?;
         Ok(Self { key, owner, mode })
     }
@@ -446,8 +436,7 @@ impl<'a> List<'a> {
     /// The first argument that is out of bounds, and the first word that is not an option.
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
-        let mut options = Options::default();
-        options.read(&mut args, &["MATCH", "COUNT"])?;
+        let options = args.options(&[MATCH, COUNT])?;
         Ok(Self {
             pattern: options.pattern,
             count: options.count,
@@ -503,8 +492,7 @@ impl<'a> Events<'a> {
     pub fn parse(args: impl Iterator<Item = &'a [u8]>) -> Result<Self, CommandError> {
         let mut args = Arguments::new(args);
         let session = parse::session(args.next()?)?;
-        let mut options = Options::default();
-        options.read(&mut args, &["EPOCH", "AFTER", "BLOCK", "GRACE"])?;
+        let options = args.options(&[EPOCH, AFTER, BLOCK, GRACE])?;
         Ok(Self {
             session,
             epoch: options.epoch,

@@ -19,6 +19,8 @@ use std::rc::Rc;
 #[derive(Clone, Debug)]
 pub(crate) struct SessionHold {
     pub(crate) lock: LockKey,
+    /// The lock's record, which stays open while the lock has a hold.
+    pub(crate) record: RecordId,
     pub(crate) owner: Rc<[u8]>,
     pub(crate) mode: Mode,
     pub(crate) session: SessionId,
@@ -32,9 +34,8 @@ pub(crate) struct SessionHold {
     check_at: Option<i64>,
     /// Whether it is among the holds whose keys may have changed.
     dirty: bool,
-    /// The record of its lock, until its session was told that the lock is wanted; none if the
-    /// session did not ask.
-    asks_at: Option<RecordId>,
+    /// Whether its session asked to be told that the lock is wanted, and was not told yet.
+    pub(crate) asks: bool,
 }
 
 impl SessionHold {
@@ -111,7 +112,7 @@ impl SessionHolds {
     pub(crate) fn add(
         &mut self,
         index: &mut HoldIndex,
-        lock: LockKey,
+        (record, lock): (RecordId, LockKey),
         owner: Rc<[u8]>,
         mode: Mode,
         session: SessionId,
@@ -121,6 +122,7 @@ impl SessionHolds {
         let of = Rc::clone(&owner);
         let id = HoldId(self.arena.insert(SessionHold {
             lock,
+            record,
             owner,
             mode,
             session,
@@ -129,7 +131,7 @@ impl SessionHolds {
             ends_at: None,
             check_at: None,
             dirty: false,
-            asks_at: None,
+            asks: false,
         })?);
         index.add(&of, mode, id);
         Some(id)
@@ -172,27 +174,27 @@ impl SessionHolds {
             index.take(&hold.owner, hold.mode);
         }
         self.checks.set(id, &mut hold.check_at, None);
-        if let Some(record) = hold.asks_at {
-            self.asking.remove(&(record, id));
+        if hold.asks {
+            self.asking.remove(&(hold.record, id));
         }
         Some(hold)
     }
 
     // --- Holds whose sessions asked to be told that the lock is wanted ---------------------------
 
-    /// The hold's session must be told when its lock, which has this record, is wanted.
-    pub(crate) fn ask_if_wanted(&mut self, id: HoldId, record: RecordId) {
-        if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
-            hold.asks_at = Some(record);
-            self.asking.insert((record, id));
-        }
+    /// The hold's session must be told when its lock is wanted. Returns the lock's record.
+    pub(crate) fn ask_if_wanted(&mut self, id: HoldId) -> Option<RecordId> {
+        let hold = self.arena.get_mut(id.0).must_exist()?;
+        hold.asks = true;
+        self.asking.insert((hold.record, id));
+        Some(hold.record)
     }
 
     /// The session was told.
     pub(crate) fn ask_no_more(&mut self, id: HoldId) {
-        let hold = self.arena.get_mut(id.0).must_exist();
-        if let Some(record) = hold.and_then(|hold| hold.asks_at.take()) {
-            self.asking.remove(&(record, id));
+        if let Some(hold) = self.arena.get_mut(id.0).must_exist() {
+            hold.asks = false;
+            self.asking.remove(&(hold.record, id));
         }
     }
 
@@ -287,20 +289,14 @@ impl SessionHolds {
 }
 
 #[cfg(debug_assertions)]
-impl SessionHold {
-    pub(crate) fn asks_at(&self) -> Option<RecordId> {
-        self.asks_at
-    }
-}
-
-#[cfg(debug_assertions)]
 impl SessionHolds {
     /// Asserts that each hold is on the lists that its fields name, and on no others.
     pub(crate) fn check(&self) {
         let holds = || self.arena.iter().map(|(id, hold)| (HoldId(id), hold));
         self.checks
             .check(holds().map(|(id, hold)| (hold.check_at, id)));
-        let asking = holds().filter_map(|(id, hold)| Some((hold.asks_at?, id)));
+        let asking = holds().filter(|(_, hold)| hold.asks);
+        let asking = asking.map(|(id, hold)| (hold.record, id));
         assert_eq!(self.asking, asking.collect());
         for (id, hold) in holds() {
             let dirty = self.dirty.iter().filter(|of| **of == id).count();

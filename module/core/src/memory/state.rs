@@ -276,14 +276,10 @@ impl Locks {
 
     /// Drops the record of a session's hold, and tells nobody.
     pub(crate) fn forget_hold(&mut self, id: HoldId) -> Option<SessionHold> {
-        let lock = self.holds.get(id)?.lock.clone();
-        let record = self.table.find(lock.as_ref());
-        let index = record.and_then(|record| self.table.holds_mut(record));
-        let hold = self.holds.remove(index, id)?;
-        if let Some(record) = record {
-            self.table.note_hold(record, hold.since_us, None);
-            self.table.close_if_idle(record);
-        }
+        let record = self.holds.get(id)?.record;
+        let hold = self.holds.remove(self.table.holds_mut(record), id)?;
+        self.table.note_hold(record, hold.since_us, None);
+        self.table.close_if_idle(record);
         self.sessions.remove_hold(hold.session, id);
         Some(hold)
     }
