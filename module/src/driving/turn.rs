@@ -210,6 +210,10 @@ impl Step<'_, '_, '_> {
             let mut effects = std::mem::take(&mut state.spare_effects);
             let reading = task.found(read);
             state.locks.decide(turn, reading, now, &mut effects);
+            if effects.is_empty() {
+                // The list is kept for the next decision.
+                std::mem::swap(&mut state.spare_effects, &mut effects);
+            }
             effects
         })
     }

@@ -34,7 +34,7 @@ pub(crate) fn carry_out(
     effects: Vec<Effect>,
 ) {
     if effects.is_empty() {
-        return keep_list(effects);
+        return;
     }
     let has_side_keys = write_own_keys(locks, caller, &effects);
     for lock in locks.iter() {

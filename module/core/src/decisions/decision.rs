@@ -354,7 +354,12 @@ impl Decision<'_> {
     }
 
     /// All holds of this lock are lost: tells the sessions that have them.
+    #[inline]
     pub(crate) fn lose_holds(&mut self, reason: Option<LostReason>) {
+        // As in `session_hold`.
+        if self.locks.holds.len() == 0 {
+            return;
+        }
         let record = self.locks.table.find(self.at);
         let index = record.and_then(|record| self.locks.table.holds(record));
         for id in index.map_or_else(Vec::new, HoldIndex::all) {

@@ -52,6 +52,9 @@ pub(crate) type HoldIndex = Few<Rc<[u8]>, Few<Mode, HoldId>>;
 impl HoldIndex {
     /// All of them. Sorted by owner.
     pub(crate) fn all(&self) -> Vec<HoldId> {
+        if self.is_empty() {
+            return Vec::new();
+        }
         let of_owner = self.iter().flat_map(|(_, of_owner)| of_owner.iter());
         of_owner.map(|(_, id)| *id).collect()
     }
@@ -61,10 +64,10 @@ impl HoldIndex {
         self.get(owner)?.get(&mode).copied()
     }
 
-    fn add(&mut self, owner: &Rc<[u8]>, mode: Mode, id: HoldId) {
-        match self.get_mut(&**owner) {
+    fn add(&mut self, owner: Rc<[u8]>, mode: Mode, id: HoldId) {
+        match self.get_mut(&*owner) {
             Some(of_owner) => of_owner.insert(mode, id),
-            None => self.insert(Rc::clone(owner), Few::One(mode, id)),
+            None => self.insert(owner, Few::One(mode, id)),
         }
     }
 
@@ -119,7 +122,7 @@ impl SessionHolds {
         token: Option<Token>,
         since_us: Option<i64>,
     ) -> Option<HoldId> {
-        let of = Rc::clone(&owner);
+        let named = Rc::clone(&owner);
         let id = HoldId(self.arena.insert(SessionHold {
             lock,
             record,
@@ -133,7 +136,7 @@ impl SessionHolds {
             dirty: false,
             asks: false,
         })?);
-        index.add(&of, mode, id);
+        index.add(named, mode, id);
         Some(id)
     }
 
