@@ -3,7 +3,7 @@
 use crate::clock;
 use crate::ffi::{self, InfoPage, InfoSection};
 use crate::memory::state;
-use rlock_core::{Histogram, Longest, PatternCounters};
+use rlock_core::{Histogram, Locks, Longest, Now, PatternCounters};
 
 /// The section `rlock` of INFO.
 pub(crate) struct Section;
@@ -11,49 +11,43 @@ pub(crate) struct Section;
 impl InfoSection for Section {
     fn fill(page: &InfoPage) {
         let now = clock::now();
-        let (counters, gauges, delay_ms, longest, patterns) = state::with(|state| {
-            let locks = &state.locks;
-            let delay_ms = locks.grant_delay_left_ms(now);
-            let of_pattern = |(number, of): (usize, &PatternCounters)| {
-                (number, of.clone(), locks.longest(Some(number), now))
-            };
-            let patterns = (1..).zip(locks.pattern_counters());
-            let patterns: Vec<_> = patterns.map(of_pattern).collect();
-            let (counters, gauges) = (*locks.counters(), locks.gauges());
-            let longest = locks.longest(None, now);
-            (counters, gauges, delay_ms, longest, patterns)
-        });
-        let size = |size: usize| u64::try_from(size).unwrap_or(u64::MAX);
-        page.number("grants", counters.grants);
-        page.number("reentries", counters.reentries);
-        page.number("handovers", counters.handovers);
-        page.number("grants_taken_back", counters.grants_taken_back);
-        page.number("releases", counters.releases);
-        page.number("renewals", counters.renewals);
-        page.number("renewals_lost", counters.renewals_lost);
-        page.number("timeouts", counters.timeouts);
-        page.number("cancels", counters.cancels);
-        page.number("departures", counters.departures);
-        page.number("breaks", counters.breaks);
-        page.number("deadlocks_refused", counters.deadlocks_refused);
-        page.number("session_releases", counters.session_releases);
-        page.number("holds_lost", counters.holds_lost);
-        page.number("sessions_overflowed", counters.sessions_overflowed);
-        page.number("expiries_noticed", counters.expiries);
-        page.number("waiters", size(gauges.waiters));
-        page.number("waiters_peak", counters.waiters_peak);
-        page.number("locks_waited_for", size(gauges.locks));
-        page.number("sessions", size(gauges.sessions));
-        page.number("session_holds", size(gauges.session_holds));
-        page.number("unacknowledged_events", size(gauges.unacknowledged_events));
-        page.number("calls_refused", ffi::calls_refused());
-        page.number("grant_delay_left_ms", u64::try_from(delay_ms).unwrap_or(0));
-        longest_now(page, longest);
-        histogram(page, "wait_ms", &counters.wait_ms);
-        histogram(page, "hold_ms", &counters.hold_ms);
-        for (number, counters, longest) in &patterns {
-            pattern(page, *number, counters, *longest);
-        }
+        state::with(|state| fill(page, &state.locks, now));
+    }
+}
+
+fn fill(page: &InfoPage, locks: &Locks, now: Now) {
+    let (counters, gauges) = (locks.counters(), locks.gauges());
+    let size = |size: usize| u64::try_from(size).unwrap_or(u64::MAX);
+    page.number("grants", counters.grants);
+    page.number("reentries", counters.reentries);
+    page.number("handovers", counters.handovers);
+    page.number("grants_taken_back", counters.grants_taken_back);
+    page.number("releases", counters.releases);
+    page.number("renewals", counters.renewals);
+    page.number("renewals_lost", counters.renewals_lost);
+    page.number("timeouts", counters.timeouts);
+    page.number("cancels", counters.cancels);
+    page.number("departures", counters.departures);
+    page.number("breaks", counters.breaks);
+    page.number("deadlocks_refused", counters.deadlocks_refused);
+    page.number("session_releases", counters.session_releases);
+    page.number("holds_lost", counters.holds_lost);
+    page.number("sessions_overflowed", counters.sessions_overflowed);
+    page.number("expiries_noticed", counters.expiries);
+    page.number("waiters", size(gauges.waiters));
+    page.number("waiters_peak", counters.waiters_peak);
+    page.number("locks_waited_for", size(gauges.locks));
+    page.number("sessions", size(gauges.sessions));
+    page.number("session_holds", size(gauges.session_holds));
+    page.number("unacknowledged_events", size(gauges.unacknowledged_events));
+    page.number("calls_refused", ffi::calls_refused());
+    let delay_ms = locks.grant_delay_left_ms(now);
+    page.number("grant_delay_left_ms", u64::try_from(delay_ms).unwrap_or(0));
+    longest_now(page, locks.longest(None, now));
+    histogram(page, "wait_ms", &counters.wait_ms);
+    histogram(page, "hold_ms", &counters.hold_ms);
+    for (number, counters) in (1..).zip(locks.pattern_counters()) {
+        pattern(page, number, counters, locks.longest(Some(number), now));
     }
 }
 

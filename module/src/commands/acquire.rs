@@ -38,7 +38,6 @@ impl Command for Acquire {
         summary: c"Takes a lock or enters it once more, and waits in its queue if asked to.",
         complexity: c"O(1), for permits O(N) with N holders; a wait O(N) with N owners that wait \
             for each other in turn, and a writer's with N readers",
-        since: c"0.1.0",
         arity: -4,
         flags: c"write deny-oom fast",
         categories: c"write fast lock",

@@ -22,7 +22,6 @@ impl Command for Bind {
         name: c"rlock.bind",
         summary: c"Makes the connection a session's command connection and closes the one before.",
         complexity: c"O(1)",
-        since: c"0.3.0",
         arity: 4,
         flags: c"fast",
         categories: c"fast connection lock",

@@ -21,7 +21,6 @@ impl Command for Break {
         name: c"rlock.break",
         summary: c"Ends the hold of a lock whoever has it, and hands the lock to the next waiter.",
         complexity: c"O(1), of a read-write lock or of permits O(N) with N holders",
-        since: c"0.1.0",
         arity: 2,
         flags: c"write admin",
         categories: c"write admin dangerous lock",

@@ -16,7 +16,6 @@ impl Command for Cancel {
         name: c"rlock.cancel",
         summary: c"Takes an owner's waiter out of a lock's queue.",
         complexity: c"O(1), of a wait for several locks O(K) with K locks",
-        since: c"0.1.0",
         arity: -3,
         flags: c"write fast",
         categories: c"write fast lock",

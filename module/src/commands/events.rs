@@ -38,7 +38,6 @@ impl Command for Events {
         name: c"rlock.events",
         summary: c"Makes the connection a session's own and tells what happened to its locks.",
         complexity: c"O(N) with N events",
-        since: c"0.1.0",
         arity: -2,
         flags: c"blocking",
         categories: c"blocking lock",

@@ -23,7 +23,6 @@ impl Command for Guard {
         name: c"rlock.guard",
         summary: c"Runs a command if the owner holds the lock.",
         complexity: c"That of the command, and O(1) for the lock",
-        since: c"0.2.0",
         arity: -5,
         flags: c"write getkeys-api",
         categories: c"write lock",

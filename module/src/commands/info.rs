@@ -33,7 +33,6 @@ impl Command for Info {
         name: c"rlock.info",
         summary: c"Tells who holds a lock and who waits for it.",
         complexity: c"O(N) with N waiters and holders of this lock",
-        since: c"0.1.0",
         arity: 2,
         flags: c"readonly",
         categories: c"read lock",

@@ -19,7 +19,6 @@ impl Command for Limit {
         name: c"rlock.limit",
         summary: c"Sets how many permits may be out, and lets in the waiters that fit.",
         complexity: c"O(N) with N holders for each waiter that is let in",
-        since: c"0.2.0",
         arity: 3,
         flags: c"write admin",
         categories: c"write admin lock",

@@ -19,7 +19,6 @@ impl Command for List {
         name: c"rlock.list",
         summary: c"Lists the locks that somebody waits for, most waiters first.",
         complexity: c"O(N log N) with N locks that somebody waits for",
-        since: c"0.1.0",
         arity: -1,
         flags: c"readonly",
         categories: c"read lock",

@@ -21,7 +21,6 @@ impl Command for Log {
         name: c"rlock.log",
         summary: c"Tells what happened to locks lately that an operator may ask about.",
         complexity: c"O(N) with N entries",
-        since: c"0.2.0",
         arity: -1,
         flags: c"readonly",
         categories: c"read lock",

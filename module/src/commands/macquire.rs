@@ -27,7 +27,6 @@ impl Command for Macquire {
         summary:
             c"Takes several locks at once, all or none, and waits in their queues if asked to.",
         complexity: c"O(K) with K keys; a wait O(N) with N owners that wait for each other in turn",
-        since: c"0.1.0",
         arity: -5,
         flags: c"write deny-oom getkeys-api",
         categories: c"write lock",

@@ -17,7 +17,6 @@ impl Command for Mrelease {
         name: c"rlock.mrelease",
         summary: c"Gives one hold of each of several locks back.",
         complexity: c"O(K) with K keys",
-        since: c"0.1.0",
         arity: -4,
         flags: c"write getkeys-api",
         categories: c"write lock",

@@ -21,7 +21,6 @@ impl Command for Mrenew {
         name: c"rlock.mrenew",
         summary: c"Starts the leases of several held locks anew, and tells how many are held.",
         complexity: c"O(K) with K keys",
-        since: c"0.1.0",
         arity: -5,
         flags: c"write getkeys-api",
         categories: c"write lock",

@@ -25,7 +25,6 @@ impl Command for Release {
         complexity:
             c"O(1), of a reader or of permits O(N) with N holders if its lease is the longest, \
             and of permits for each waiter that is let in",
-        since: c"0.1.0",
         arity: -3,
         flags: c"write fast",
         categories: c"write fast lock",

@@ -24,7 +24,6 @@ impl Command for Renew {
         summary: c"Starts the lease of a held lock anew, or tells that the lock is lost.",
         complexity:
             c"O(1), of a reader or of permits O(N) with N holders if its lease is the longest",
-        since: c"0.1.0",
         arity: -4,
         flags: c"write fast",
         categories: c"write fast lock",

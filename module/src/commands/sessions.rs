@@ -22,7 +22,6 @@ impl Command for Sessions {
         summary:
             c"Lists the sessions with their connections and how many holds and waits they have.",
         complexity: c"O(N log N) with N sessions",
-        since: c"0.2.0",
         arity: -1,
         flags: c"readonly admin",
         categories: c"read admin lock",

@@ -23,7 +23,6 @@ pub(crate) struct Spec {
     pub(crate) name: &'static CStr,
     pub(crate) summary: &'static CStr,
     pub(crate) complexity: &'static CStr,
-    pub(crate) since: &'static CStr,
     /// The number of words, including the name; a negative number is the least.
     pub(crate) arity: c_int,
     pub(crate) flags: &'static CStr,
@@ -32,6 +31,9 @@ pub(crate) struct Spec {
     pub(crate) keys: Keys,
     pub(crate) arguments: &'static [Argument],
 }
+
+/// The version that has all commands: no earlier one was published.
+const SINCE: &CStr = c"0.3.0";
 
 /// Which words of a command are keys. A command reads and updates them, unless it says otherwise.
 #[derive(Clone, Copy)]
@@ -307,7 +309,7 @@ fn set_info<C: Command>(command: *mut raw::RedisModuleCommand) -> c_int {
         version: &raw const version,
         summary: spec.summary.as_ptr(),
         complexity: spec.complexity.as_ptr(),
-        since: spec.since.as_ptr(),
+        since: SINCE.as_ptr(),
         history: ptr::null_mut(),
         tips: ptr::null(),
         arity: spec.arity,

@@ -48,42 +48,21 @@ pub(crate) trait KeyEvents {
 /// Listens to generic, expired and evicted events from now on. Every write with such an event pays
 /// for it, so this is called when a client waits for the first time, not before.
 pub(crate) fn subscribe_to_key_events<K: KeyEvents>(ctx: Ctx<'_>) {
-    let classes = raw::REDISMODULE_NOTIFY_GENERIC
-        | raw::REDISMODULE_NOTIFY_EXPIRED
-        | raw::REDISMODULE_NOTIFY_EVICTED;
-    server!(RedisModule_SubscribeToKeyspaceEvents(
-        ctx.raw,
-        classes,
-        Some(on_key_event::<K>)
-    ));
+    let others = raw::REDISMODULE_NOTIFY_GENERIC | raw::REDISMODULE_NOTIFY_EVICTED;
+    subscribe_to_keys::<K>(ctx, others | raw::REDISMODULE_NOTIFY_EXPIRED);
 }
 
 /// Counts the keys that expire, from now on: see [`keys_expired`].
 pub(crate) fn count_expired_keys(ctx: Ctx<'_>) {
+    subscribe_to_keys::<Expired>(ctx, raw::REDISMODULE_NOTIFY_EXPIRED);
+}
+
+fn subscribe_to_keys<K: KeyEvents>(ctx: Ctx<'_>, classes: c_int) {
+    let heard: raw::RedisModuleNotificationFunc = Some(on_key_event::<K>);
     server!(RedisModule_SubscribeToKeyspaceEvents(
-        ctx.raw,
-        raw::REDISMODULE_NOTIFY_EXPIRED,
-        Some(on_key_expired)
+        ctx.raw, classes, heard
     ));
 }
-
-extern "C" fn on_key_expired(
-    _ctx: *mut raw::RedisModuleCtx,
-    _class: c_int,
-    _event: *const c_char,
-    _key: *mut raw::RedisModuleString,
-) -> c_int {
-    EXPIRED.fetch_add(1, Ordering::Relaxed);
-    OK
-}
-
-/// How many keys have expired. Opening an expired key may delete it. Another module that listens to
-/// that may write it anew at once, and our handle would still say that it is empty.
-pub(crate) fn keys_expired() -> u64 {
-    EXPIRED.load(Ordering::Relaxed)
-}
-
-static EXPIRED: AtomicU64 = AtomicU64::new(0);
 
 extern "C" fn on_key_event<K: KeyEvents>(
     ctx: *mut raw::RedisModuleCtx,
@@ -94,6 +73,22 @@ extern "C" fn on_key_event<K: KeyEvents>(
     guarded((), || K::changed(Ctx::new(ctx), Str::borrow(key)));
     OK
 }
+
+struct Expired;
+
+impl KeyEvents for Expired {
+    fn changed(_ctx: Ctx<'_>, _key: Str<'_>) {
+        EXPIRED.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// How many keys have expired. Opening an expired key may delete it. Another module that listens to
+/// that may write it anew at once, and our handle would still say that it is empty.
+pub(crate) fn keys_expired() -> u64 {
+    EXPIRED.load(Ordering::Relaxed)
+}
+
+static EXPIRED: AtomicU64 = AtomicU64::new(0);
 
 // --- The server itself ---------------------------------------------------------------------------
 

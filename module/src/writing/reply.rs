@@ -115,7 +115,7 @@ pub(crate) fn integer_or_null(ctx: Ctx<'_>, value: Option<i64>) {
     }
 }
 
-/// A map that has begun. Each function adds an entry.
+/// A map that has begun. Each function adds an entry; no value is null.
 #[derive(Clone, Copy)]
 struct Map<'a>(Ctx<'a>);
 
@@ -125,22 +125,14 @@ impl<'a> Map<'a> {
         Self(ctx)
     }
 
-    fn number(self, name: &[u8], value: i64) {
-        self.number_or_null(name, Some(value));
-    }
-
-    fn number_or_null(self, name: &[u8], value: Option<i64>) {
+    fn number(self, name: &[u8], value: impl Into<Option<i64>>) {
         self.0.reply_bytes(name);
-        integer_or_null(self.0, value);
+        integer_or_null(self.0, value.into());
     }
 
-    fn bytes(self, name: &[u8], value: &[u8]) {
-        self.bytes_or_null(name, Some(value));
-    }
-
-    fn bytes_or_null(self, name: &[u8], value: Option<&[u8]>) {
+    fn bytes<'v>(self, name: &[u8], value: impl Into<Option<&'v [u8]>>) {
         self.0.reply_bytes(name);
-        match value {
+        match value.into() {
             Some(value) => self.0.reply_bytes(value),
             None => self.0.reply_null(),
         }
@@ -211,23 +203,23 @@ pub(crate) fn lock_report(ctx: Ctx<'_>, report: &LockReport) {
         map.bytes(b"mode", name_of(mode));
     }
     if mode == Mode::Permits {
-        map.number_or_null(b"limit", report.limit);
+        map.number(b"limit", report.limit);
         map.number(b"permits", report.permits);
     }
-    map.bytes_or_null(b"owner", report.lock.owner.as_deref());
-    map.number_or_null(b"count", report.lock.count);
+    map.bytes(b"owner", report.lock.owner.as_deref());
+    map.number(b"count", report.lock.count);
     hold(map, &report.lock);
     if mode != Mode::Plain {
         map.array(b"holders", report.holders.len());
     }
     for holder in &report.holders {
         let map = Map::new(ctx, holders_len);
-        map.bytes_or_null(b"owner", holder.owner.as_deref());
+        map.bytes(b"owner", holder.owner.as_deref());
         if mode == Mode::Permits {
-            map.number_or_null(b"permits", holder.count);
+            map.number(b"permits", holder.count);
         } else {
             map.bytes(b"mode", name_of(holder.mode));
-            map.number_or_null(b"count", holder.count);
+            map.number(b"count", holder.count);
         }
         hold(map, holder);
     }
@@ -236,12 +228,12 @@ pub(crate) fn lock_report(ctx: Ctx<'_>, report: &LockReport) {
 
 fn hold(map: Map<'_>, holder: &HolderReport) {
     let hold = holder.hold.as_ref();
-    map.number_or_null(b"token", holder.token.map(Token::get));
-    map.number_or_null(b"ttl-ms", holder.ttl_ms);
-    map.number_or_null(b"held-ms", hold.and_then(|hold| hold.held_ms));
-    map.bytes_or_null(b"session", hold.and_then(|hold| hold.session.as_deref()));
+    map.number(b"token", holder.token.map(Token::get));
+    map.number(b"ttl-ms", holder.ttl_ms);
+    map.number(b"held-ms", hold.and_then(|hold| hold.held_ms));
+    map.bytes(b"session", hold.and_then(|hold| hold.session.as_deref()));
     let client_id = hold.and_then(|hold| hold.client_id);
-    map.number_or_null(b"client-id", client_id.map(number));
+    map.number(b"client-id", client_id.map(number));
 }
 
 fn queue(map: Map<'_>, queue: &[WaiterView], mode: Mode) {
@@ -249,13 +241,13 @@ fn queue(map: Map<'_>, queue: &[WaiterView], mode: Mode) {
     map.array(b"queue", queue.len());
     for waiter in queue {
         let map = Map::new(map.0, if mode == Mode::Plain { 5 } else { 6 });
-        map.bytes(b"owner", &waiter.owner);
+        map.bytes(b"owner", &*waiter.owner);
         match mode {
             Mode::Plain => {}
             Mode::Read | Mode::Write => map.bytes(b"mode", name_of(waiter.mode)),
-            Mode::Permits => map.number_or_null(b"permits", waiter.permits),
+            Mode::Permits => map.number(b"permits", waiter.permits),
         }
-        map.bytes_or_null(b"session", waiter.session.as_deref());
+        map.bytes(b"session", waiter.session.as_deref());
         map.number(b"client-id", number(waiter.client_id));
         map.number(b"waited-ms", waiter.waited_ms);
         map.number(b"left-ms", waiter.left_ms);
@@ -288,16 +280,16 @@ pub(crate) fn sessions(ctx: Ctx<'_>, sessions: &[SessionView]) {
     for session in sessions {
         let address = session.client_id.and_then(ffi::address_of);
         let map = Map::new(ctx, 11);
-        map.bytes(b"session", &session.name);
-        map.number_or_null(b"client-id", session.client_id.map(number));
-        map.bytes_or_null(b"address", address.as_deref().map(str::as_bytes));
+        map.bytes(b"session", &*session.name);
+        map.number(b"client-id", session.client_id.map(number));
+        map.bytes(b"address", address.as_deref().map(str::as_bytes));
         map.number(b"holds", number(session.holds));
         map.number(b"waiters", number(session.waiters));
         map.number(b"grace-ms", session.grace_ms);
         map.number(b"age-ms", session.age_ms);
-        map.number(b"listening", session.client_id.is_some().into());
-        map.number_or_null(b"epoch", session.epoch.map(number));
-        map.number_or_null(b"bound", session.bound.map(number));
+        map.number(b"listening", i64::from(session.client_id.is_some()));
+        map.number(b"epoch", session.epoch.map(number));
+        map.number(b"bound", session.bound.map(number));
         map.number(b"unacknowledged", number(session.unacknowledged));
     }
 }
@@ -310,10 +302,10 @@ pub(crate) fn log(ctx: Ctx<'_>, entries: &[LogView]) {
         map.number(b"id", number(entry.id));
         map.number(b"time-ms", entry.time_ms);
         map.bytes(b"event", entry.event.name().as_bytes());
-        map.number(b"db", entry.db.into());
-        map.bytes_or_null(b"key", entry.key.as_deref());
-        map.bytes_or_null(b"owner", entry.owner.as_deref());
-        map.number_or_null(b"token", entry.token.map(Token::get));
+        map.number(b"db", i64::from(entry.db));
+        map.bytes(b"key", entry.key.as_deref());
+        map.bytes(b"owner", entry.owner.as_deref());
+        map.number(b"token", entry.token.map(Token::get));
         map.bytes(b"text", entry.text.as_bytes());
     }
 }

@@ -23,11 +23,9 @@ impl Decision<'_> {
         stored: &Stored,
         entry: &Entry<'_>,
     ) -> Result<(i64, Token), CommandError> {
-        // Sessions may still have former holds on record, which others ended, or whose leases are
-        // over. They are not the new hold, so they count as lost.
-        if stored.is_free() {
-            self.lose_holds(None);
-        } else if stored.own(entry.mode).is_none()
+        // A session may still have a former hold of this owner on record, which others ended, or
+        // whose lease is over. It is not the new hold, so it counts as lost.
+        if stored.own(entry.mode).is_none()
             && let Some(id) = self.session_hold(entry.owner, entry.mode)
         {
             self.lose(id, None);

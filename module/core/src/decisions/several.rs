@@ -116,6 +116,9 @@ impl Decision<'_> {
         let (mut highest, mut tokens) = (0, Vec::with_capacity(several.locks.len()));
         for (place, lock, stored) in several.each() {
             let mut part = self.part(place, lock);
+            if stored.is_free() {
+                part.lose_holds(None);
+            }
             let (count, token) = part.enter(stored, &entry)?;
             part.holder_may_have_all(entry.owner);
             highest = highest.max(count);

@@ -49,6 +49,9 @@ impl Decision<'_> {
         self.check_kind_of_first(stored, request.mode.kind(), queue)?;
         self.check_can_end(stored, request)?;
         if has_room && queue.is_none() && !self.locks.grant_delay.lasts(self.now) {
+            if stored.is_free() {
+                self.lose_holds(None);
+            }
             return self.admit(stored, &entry, request.wanted);
         }
         let pending_wait = if is_theirs && has_room {
