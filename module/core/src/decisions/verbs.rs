@@ -11,7 +11,7 @@ use crate::interface::stored::{Count, HeldBy, ReadWrite, Stored};
 use crate::memory::log::metrics::count;
 use crate::memory::state::Locks;
 use crate::values::circle::Circle;
-use crate::values::ids::RecordId;
+use crate::values::ids::{RecordId, SessionId};
 use crate::values::mode::Mode;
 use std::rc::Rc;
 
@@ -29,14 +29,8 @@ impl Decision<'_> {
     ) -> Result<Acquired, CommandError> {
         let session = self.locks.listened(request.session)?;
         self.check_kind(stored, request.mode.kind())?;
-        let entry = Entry {
-            mode: request.mode,
-            asked: request.asked,
-            once: request.once,
-            ..Entry::new(request.owner, Holder::Caller, request.lease, session)
-        };
         if !stored.is_new_to_owner(request.mode) {
-            return self.admit(stored, &entry, request.wanted);
+            return self.admit(stored, request, session);
         }
         let (queue, has_room) = (self.queue(), stored.has_room(request.mode));
         let is_theirs = stored.is_free() || has_room && request.mode == Mode::Permits;
@@ -52,7 +46,7 @@ impl Decision<'_> {
             if stored.is_free() {
                 self.lose_holds(None);
             }
-            return self.admit(stored, &entry, request.wanted);
+            return self.admit(stored, request, session);
         }
         let pending_wait = if is_theirs && has_room {
             PendingWait::new(LeaseEnds::Promised, 0)
@@ -71,12 +65,18 @@ impl Decision<'_> {
     fn admit(
         &mut self,
         stored: &Stored,
-        entry: &Entry<'_>,
-        wanted: bool,
+        request: &Acquire<'_>,
+        session: Option<SessionId>,
     ) -> Result<Acquired, CommandError> {
-        let (count, token) = self.enter(stored, entry)?;
-        if wanted {
-            self.ask_if_wanted(entry.owner, entry.mode);
+        let entry = Entry {
+            mode: request.mode,
+            asked: request.asked,
+            once: request.once,
+            ..Entry::new(request.owner, Holder::Caller, request.lease, session)
+        };
+        let (count, token) = self.enter(stored, &entry)?;
+        if request.wanted {
+            self.ask_if_wanted(request.owner, request.mode);
         }
         Ok(Acquired::held(count, token))
     }

@@ -63,7 +63,15 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<'a, I> {
     /// Reads the options that have these names, to the end or until CALL.
     #[inline]
     pub(crate) fn options(&mut self, names: &[Name]) -> Result<&Options<'a>, CommandError> {
-        while let Some(word) = self.option() {
+        if let Some(word) = self.option() {
+            self.options_from(word, names)?;
+        }
+        Ok(&self.options)
+    }
+
+    fn options_from(&mut self, first: &'a [u8], names: &[Name]) -> Result<(), CommandError> {
+        let mut next = Some(first);
+        while let Some(word) = next {
             let name = name(word);
             if !names.contains(&name) {
                 return Err(parse::unknown(word));
@@ -72,8 +80,9 @@ impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<'a, I> {
                 break;
             }
             self.add_option(name, word, names)?;
+            next = self.option();
         }
-        Ok(&self.options)
+        Ok(())
     }
 
     #[inline]
