@@ -457,7 +457,7 @@ class OfBoth:
         first.release()
         self.assertTrue(waiting.result(10))
         self.assertFalse(second.lost)
-        self.assertGreater(second._hold.valid_for(), 1)
+        self.assertGreater(second._guard.valid_for(), 1)
 
     def test_a_lease_without_an_end_is_redis_pys_way(self):
         lock = self.short(lease=math.inf, timeout=3)
