@@ -1,4 +1,4 @@
-//! What docs/operations.md says of failovers: which jobs of `rlock run` go on.
+//! Jobs of `rlock run` that go on over a failover, as docs/operations.md has them.
 
 use std::net::SocketAddr;
 use std::process::Command;
