@@ -50,8 +50,6 @@ class Link:
 
     mutex: ContextManager[Any]
     event: Callable[[], Any]
-    #: There is one link of a pool for each of these.
-    place: Callable[[], Any]
     #: Starts a coroutine; calls a function of the application; waits; ends the connections; closes
     #: later.
     start: Callable[[Coroutine[Any, Any, None]], None]

@@ -108,9 +108,8 @@ class Hold:
     # How long it is ours.
 
     def _end(self) -> float:
-        confirmed = self.session.confirmed.get(self.life, -math.inf)
-        lease = min(self.since + self.lease * SAFE, confirmed + self.session.grace * SAFE)
-        return min(lease, self.ends)
+        confirmed = self.session.confirmed.get(self.life, -math.inf) + self.session.grace * SAFE
+        return min(self.since + self.lease * SAFE, confirmed, self.ends)
 
     def valid_for(self) -> float:
         """For how many seconds the server surely grants the lock to nobody else."""
@@ -415,12 +414,10 @@ class Session:
 
     def hear(self, sent: float, life: int, events: list[Any]) -> None:
         """The reply to an EVENTS that was sent at `sent`."""
-        before = self.told.get(life, 0.0)
-        for hold in list(self.holds):
-            hold.valid_for()  # what follows confirms none that has ended
+        if self.clock() >= self.confirmed.get(life, math.inf) + self.grace * SAFE:
+            for hold in list(self.holds):
+                hold.valid_for()  # what follows confirms none that has ended
         self.confirmed[life] = sent
-        if len(events) < FULL[0] and sum(len(of[2]) + len(of[3]) for of in events) < FULL[1]:
-            self.told[life] = sent  # nothing that had happened by then is still to be told
         if life != self.life:
             self.life, self.seq = life, 0
             for hold in list(self.holds):
@@ -433,7 +430,9 @@ class Session:
                 self.seq = seq
                 subject = self.table.get((name, owner, mode))
                 if subject:
-                    subject.hear(seq, kind, value, token, before)
+                    subject.hear(seq, kind, value, token, self.told.get(life, 0.0))
+        if len(events) < FULL[0] and sum(len(of[2]) + len(of[3]) for of in events) < FULL[1]:
+            self.told[life] = sent  # nothing that had happened by then is still to be told
         self.driver.work.set()  # in another life the command connection is replaced
 
     # For the command connection.

@@ -53,8 +53,10 @@ class _Common:
         """The link of the pool, in this process or event loop."""
         pool, place = pool_of(self.redis), self._links.place()
         links: dict[Any, Link] = vars(pool).setdefault("_rlock_links", {})
-        if place not in links:  # if two threads make one, both take the first
-            links.setdefault(place, self._links(pool, 10.0, pool))
+        if place not in links:
+            link = self._links(pool, 10.0, pool)
+            if links.setdefault(place, link) is not link:  # two threads have made one
+                link.abandon()
         return links[place]
 
     @property
@@ -108,12 +110,13 @@ class _Common:
         await link.ready()
         with link.mutex:
             hold = link.session.table.get((encode(self.name), owner, PLAIN.mode))
+            hold = guard._hold if guard and guard.owner == owner else hold
             was_held = hold is not None and hold.valid_for() > 0
+            if hold and hold.session is not link.session:  # it is the parent's, who forked
+                raise self._not_owned("release")
             if hold:
                 hold.users = 1
                 command = link.session.leave(hold)
-            elif guard and guard.owner == owner:  # it is the parent's, who forked
-                raise self._not_owned("release")
             else:
                 command = link.session.send("RLOCK.RELEASE", self.name, owner)
         reply = command and await answer(link, command)

@@ -121,6 +121,38 @@ def test_two_connections_serve_all_the_locks_of_a_pool(server):
         lock.release()
 
 
+def test_threads_that_use_a_pool_at_the_same_moment_share_a_session(server):
+    for _ in range(5):
+        client = redis.Redis.from_url(server.url)
+        barrier = threading.Barrier(20)
+
+        def work(number, client=client, barrier=barrier):
+            lock = client.lock(f"lock:{number}", lock_class=Lock, thread_local=False)
+            barrier.wait()
+            assert lock.acquire()
+            return lock
+
+        started = [start(work, number) for number in range(20)]
+        locks = [each.result(20) for each in started]
+        assert len({server.info(lock.name)[b"session"] for lock in locks}) == 1
+        for lock in locks:
+            lock.release()
+
+
+def test_the_release_of_a_lost_lock_does_not_free_a_later_hold_of_its_owner(server):
+    client = redis.Redis.from_url(server.url)
+    first = client.lock("lock", lock_class=Lock, thread_local=False)
+    second = client.lock("lock", lock_class=Lock, thread_local=False)
+    assert first.acquire(token="me")
+    server.run("RLOCK.BREAK", "lock")
+    until(lambda: first.lost)
+    assert second.acquire(token="me")
+    with pytest.raises(LockNotOwnedError):
+        first.release()
+    assert second.owned() and not second.lost
+    second.release()
+
+
 # A lock that another process took.
 
 
