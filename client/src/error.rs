@@ -14,6 +14,8 @@ use redis::RedisError;
 /// - [lost](Self::is_lost): this hold is over, and another owner may have the lock since.
 /// - [unavailable](Self::is_unavailable): the server has not carried the command out.
 /// - [unknown](Self::is_unknown): the command was sent and no reply came.
+/// - [unexpected reply](Self::is_unexpected_reply): the command was carried out; its reply is of
+///   another type than the one that the caller asked for.
 /// - [deadlock](Self::is_deadlock): the wait could never have ended; nothing is held.
 /// - [module not loaded](Self::is_module_not_loaded): the server does not know `RLOCK.*`.
 /// - [refused](Self::is_refused): the server said no, in the words that the error shows.
@@ -53,6 +55,8 @@ pub enum ErrorKind {
     Refused,
     /// Not enough replicas acknowledged it: a grant was given back, a renewal does not count.
     NotAcknowledged,
+    /// The command was carried out, but its reply is not of the type that the caller asked for.
+    UnexpectedReply,
 }
 
 /// The method `kind`, and for each listed kind a method that tests for it.
@@ -110,6 +114,11 @@ impl Error {
         /// is given back in the background. Or whether that is so of a
         /// [renewal](crate::Guard::renew): the guard then stays valid for as long as it was.
         is_not_acknowledged: NotAcknowledged;
+
+        /// Whether a [guarded command](crate::Guard::call) was carried out, but its reply does not
+        /// convert to the type that the caller asked for; a missing value, for example, is no
+        /// `i64`. The message shows the reply. Calling again would carry the command out again.
+        is_unexpected_reply: UnexpectedReply;
     }
 
     /// Whether no word came from the server: it was not asked, or did not answer.
@@ -250,6 +259,12 @@ impl Error {
         Self::new(ErrorKind::Unknown, detail).because(cause)
     }
 
+    /// The reply of a command that was carried out is not of the type that the caller asked for.
+    pub(crate) fn unexpected_reply(cause: impl Into<RedisError>) -> Self {
+        let detail = "the command was carried out";
+        Self::new(ErrorKind::UnexpectedReply, detail).because(cause.into())
+    }
+
     /// An error reply of the server, by its code word.
     pub(crate) fn from_server(code: &str, details: Option<&str>) -> Self {
         Self::from_text(&format!("{code} {}", details.unwrap_or_default()))
@@ -315,6 +330,7 @@ impl fmt::Display for ErrorKind {
             Self::ModuleNotLoaded => "the module is not loaded",
             Self::Refused => "refused",
             Self::NotAcknowledged => "not acknowledged",
+            Self::UnexpectedReply => "unexpected reply",
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Commands that a guard has the server run: only while it is held, and once.
 
 use redis::cmd;
-use rlock_client::{Client, LostReason, blocking};
+use rlock_client::{Client, ErrorKind, LostReason, blocking};
 use rlock_tests::{Resharding, Server, Shards, until};
 
 use super::client::{calm, client, connect, patient, soon, url};
@@ -41,8 +41,21 @@ async fn calls_are_typed_and_errors_are_the_commands_own() {
     );
     let odd = guard.call::<Vec<i64>>(cmd("GET").arg("h:none")).await;
     assert!(odd.is_ok(), "the library reads null as nothing");
-    let odd = guard.call::<i64>(&cmd("PING")).await.unwrap_err();
-    assert!(odd.is_unknown() && !guard.is_lost(), "{odd}");
+    let odd = guard.call::<i64>(cmd("GET").arg("none")).await.unwrap_err();
+    assert!(odd.is_unexpected_reply() && !guard.is_lost(), "{odd}");
+    // Such a command was carried out, once.
+    let set = cmd("SET").arg("k").arg("new").arg("GET").to_owned();
+    let () = guard.call(cmd("SET").arg("k").arg("old")).await.unwrap();
+    let odd = guard.call::<i64>(&set).await.unwrap_err();
+    assert_eq!(odd.kind(), ErrorKind::UnexpectedReply, "{odd}");
+    let text = odd.to_string();
+    assert!(
+        text.starts_with("unexpected reply: the command was carried out: "),
+        "{text}"
+    );
+    assert!(text.contains("old"), "{text}");
+    let now: String = guard.call(cmd("GET").arg("k")).await.unwrap();
+    assert_eq!(now, "new");
     guard.unlock().await.unwrap();
 }
 

@@ -104,6 +104,7 @@ mod client_tls; // its connections encrypted
 mod client_unheard; // answers that never come
 mod client_wanted; // what its guards hear of those who wait
 
+mod back_out; // a server that goes on without the module
 mod commands_doc; // docs/commands.md
 mod errors_doc; // the errors in it
 mod languages; // the programs in docs/languages.md

@@ -139,7 +139,11 @@ fn agreed(name: &str, info: &Json) -> Result<bool, Failure> {
         return Ok(true); // the server says that it is free
     }
     if let Some(note) = info::foreign(info) {
-        warn(format!("{}: {note}", shown(name)));
+        let note = format!("{}: {note}", shown(name));
+        if info::is_data(info) {
+            return Err(Failure::unavailable(note)); // with the status of the server's WRONGTYPE
+        }
+        warn(note);
     }
     let (goes, begins) = match holders.len() {
         1 => ("goes", "one begins"),

@@ -7,7 +7,7 @@ and never suspends, so a coroutine runs to its end at once.
 from __future__ import annotations
 
 import functools
-import itertools
+import logging
 import math
 import os
 import weakref
@@ -16,18 +16,20 @@ from typing import Any, Callable, ContextManager, Coroutine, Generic, Sequence, 
 from redis.exceptions import ConnectionError, LockNotOwnedError, RedisError, ResponseError
 
 from . import _core
-from ._core import Command, Hold, Kind, Session, Unanswered, UnknownOutcome, encode
+from ._core import Command, Hold, Kind, NotAcquired, Session, encode
 
 T = TypeVar("T")
 Name = Union[str, bytes]
-PAUSE = 0.05, 0.5  # seconds before the second attempt to connect, and at most before a later one
+PAUSE = 0.1  # seconds before another attempt to connect
 SLACK = 0.25  # seconds by which word of the end of a wait may come late
 # `connection_pool` finds the primary by Sentinel.
 OF_THE_CONNECTION = set(
     "host port path db username password credential_provider socket_type socket_keepalive"
     " client_name encoding connection_pool".split()
 )
-BUSY = ("LOADING", "MISCONF", "BUSY ", "MASTERDOWN", "CLUSTERDOWN")
+# What the server cannot do just now. It is sent again on another connection, so the order stays.
+# (Of LOADING redis-py makes a ConnectionError.)
+LATER = ("MISCONF", "BUSY ", "NOSESSION")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -38,64 +40,50 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("a wait of threads suspends nothing")
 
 
-def connection_options(pool: Any, timeout: float) -> dict[str, Any]:
-    """Those of the pool; but timeouts, replies and retries are as a session needs them."""
-    options = {
-        name: value
-        for name, value in pool.connection_kwargs.items()
-        if name in OF_THE_CONNECTION or name.startswith("ssl")
-    }
-    mine = {"protocol": 2, "decode_responses": False}
-    return {**options, **mine, "socket_timeout": timeout, "socket_connect_timeout": timeout}
+async def do(result: Any) -> Any:
+    """The result of a function: of one for asyncio it is to be awaited."""
+    return await result if hasattr(result, "__await__") else result
 
 
 class Link:
     """A session and its two connections. How it waits and runs is in the subclasses."""
 
     mutex: ContextManager[Any]
+    event: Callable[[], Any]
+    #: Starts a coroutine; calls a function of the application; waits; ends the connections; closes
+    #: later.
+    start: Callable[[Coroutine[Any, Any, None]], None]
+    call: Callable[[Callable[[], Any]], None]
+    wait: Callable[[Any, float | None], Coroutine[Any, Any, bool]]
+    stop: Callable[[], Coroutine[Any, Any, None]]
+    abandon: Callable[[], Any]
 
-    def __init__(self, pool: Any, grace: float) -> None:
+    def __init__(self, pool: Any, grace: float, user: Any) -> None:
+        """It closes when nobody has the user any more."""
         # Without a reply for a quarter of the grace, a connection is replaced. EVENTS itself waits
         # for a fifth of the grace.
-        self.kind, self.options = pool.connection_class, connection_options(pool, grace / 4)
-        self.pause = int(grace * 200)  # milliseconds
+        self.silence, self.pause = grace / 4, grace / 5
+        # Of the pool's options; timeouts, replies and retries are as a session needs them.
+        options = pool.connection_kwargs.items()
+        taken = {k: v for k, v in options if k in OF_THE_CONNECTION or k.startswith("ssl")}
+        mine = {"protocol": 2, "decode_responses": False, "socket_connect_timeout": self.silence}
+        self.kind, self.options = pool.connection_class, {**taken, **mine}
         # There is something to send; to look earlier; a reply to EVENTS; a first one, or an error;
-        # no command is without an answer; the end.
+        # the end.
         self.work, self.time, self.beat = self.event(), self.event(), self.event()
-        self.begun, self.idle, self.end = self.event(), self.event(), self.event()
-        self.session = Session(grace, self.event, self.work.set, self.time.set, self.call)
-        self.numbers, self.beats, self.is_started = itertools.count(1), 0, False
+        self.begun, self.end = self.event(), self.event()
+        self.session = Session(self, grace)
+        self.is_started = False
         self.failure: Exception | None = None
         self.connections: dict[Any, Any] = {}
+        weakref.finalize(user, self.abandon).atexit = False
 
-    def valid_for(self, hold: Hold) -> float:
-        if os.getpid() != self.session.pid:
-            return 0.0  # after a fork, which may have copied a locked mutex
-        with self.mutex:
-            return hold.valid_for()
-
-    def event(self) -> Any:
-        raise NotImplementedError
-
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        raise NotImplementedError
-
-    def call(self, function: Callable[[], Any]) -> None:
+    async def run_call(self, function: Callable[[], Any]) -> None:
         """Calls a function of the application, which may take long or fail."""
-        raise NotImplementedError
-
-    async def wait(self, event: Any, seconds: float | None) -> bool:
-        raise NotImplementedError
-
-    async def do(self, result: Any) -> Any:
-        """What a method of a connection gives: for asyncio it is to be awaited."""
-        raise NotImplementedError
-
-    async def disconnect(self, connection: Any) -> None:
-        raise NotImplementedError
-
-    async def stop(self) -> None:
-        raise NotImplementedError
+        try:
+            await do(function())
+        except Exception:
+            logging.getLogger(__name__).exception("A callback of a lock failed.")
 
     async def ready(self) -> None:
         """Returns when the session has begun; raises what kept it from beginning."""
@@ -103,31 +91,26 @@ class Link:
         with self.mutex:
             if not self.is_started:
                 self.is_started = True
-                self.start(self._keep(self._listen, self.session.grace / 4 + self.pause / 1000))
-                self.start(self._keep(self._carry, self.session.grace / 4))
+                self.start(self._keep(self._listen, self.silence + self.pause))
+                self.start(self._keep(self._carry, self.silence))
                 self.start(self._tick())
-            if not self.session.life:
-                self.failure = None
-                self.begun.clear()
         while not self.session.life:
             await self.wait(self.begun, None)
-            if self.failure:
+            if self.failure and not self.session.life:
                 raise self.failure
             self.session.check()
 
     async def close(self) -> None:
         """Gives back all that is held, and waits up to the grace until the server knows."""
-        if os.getpid() != self.session.pid:
+        if os.getpid() != self.session.pid or self.session.closed:
             return  # the sockets are those of the process that forked
         with self.mutex:
-            if self.session.closed:
-                return
             self.session.close()
-            if waits := self.session.life and self.session.commands:
-                self.idle.clear()
+            commands = self.session.commands
+            last = commands[-1].done if self.session.life and commands else None
         try:
-            if waits:
-                await self.wait(self.idle, self.session.grace)
+            if last:
+                await self.wait(last, self.session.grace)
         finally:
             for event in (self.end, self.work, self.time, self.beat, self.begun):
                 event.set()
@@ -142,22 +125,18 @@ class Link:
 
     async def _keep(self, serve: Callable[[Any, int], Any], timeout: float) -> None:
         """Serves on a connection, and on another when it breaks or is silent for too long."""
-        pause = PAUSE[0]
         while not self.end.is_set():
-            beats = self.beats
-            connection = self.kind(**{**self.options, "socket_timeout": timeout})
-            self.connections[serve.__name__] = connection
+            connection = self.kind(**self.options, socket_timeout=timeout)
+            self.connections[serve] = connection
             try:
-                await self.do(connection.connect())
-                await serve(connection, next(self.numbers))
+                await do(connection.connect())
+                await serve(connection, next(self.session.numbers))
             except (RedisError, OSError) as error:
-                with self.mutex:
-                    self.failure = error
-                    self.begun.set()
-                pause = PAUSE[0] if self.beats != beats else min(2 * pause, PAUSE[1])
-                await self.wait(self.end, pause)
+                self.failure = error
+                self.begun.set()
+                await self.wait(self.end, PAUSE)
             finally:
-                await self.disconnect(connection)
+                await do(connection.disconnect(True))  # without a wait
 
     async def _listen(self, connection: Any, number: int) -> None:
         """The session connection."""
@@ -165,50 +144,43 @@ class Link:
         while not self.end.is_set():
             with self.mutex:
                 words, sent = self.session.events_words(number, pause), self.session.clock()
-            await self.do(connection.send_command(*words))
-            reply = await self.do(connection.read_response())
+            await do(connection.send_command(*words))
+            reply = await do(connection.read_response())
             with self.mutex:
                 self.session.hear(sent, *reply)
-                self.beats += 1
-                self.failure = None
-                self.begun.set()
-                self.beat.set()
-                self.time.set()  # to see what was forgotten
-            pause = self.pause
+                for event in (self.begun, self.beat, self.time):  # to see what was forgotten
+                    event.set()
+            pause = int(self.pause * 1000)
 
     async def _carry(self, connection: Any, number: int) -> None:
         """The command connection. What has no answer from the one before is sent again."""
         self.beat.clear()
-        await self.do(connection.send_command(*self.session.bind_words(number)))
+        await do(connection.send_command("RLOCK.BIND", self.session.id, "EPOCH", number))
         bound = await self._reply(connection)
         life = None if isinstance(bound, Exception) else bound[0]
         with self.mutex:
             self.session.rebound()
         if life != self.session.life:  # after the next reply to EVENTS there may be a session
             await self.wait(self.beat, None)
-        while life == self.session.life:
-            self.work.clear()
+        while life == self.session.life and not self.end.is_set():
             with self.mutex:
                 batch = self.session.batch()
-                if not batch:
-                    self.idle.set()
             if not batch:
-                if self.end.is_set():
-                    return
                 await self.wait(self.work, None)
+                self.work.clear()
                 continue
             packed = connection.pack_commands([command.words for command in batch])
-            await self.do(connection.send_packed_command(packed))
+            await do(connection.send_packed_command(packed))
             for command in batch:
                 reply = await self._reply(connection)
-                if isinstance(reply, ResponseError) and str(reply).startswith(BUSY):
-                    raise ConnectionError(str(reply))  # sent again, so that the order stays
+                if isinstance(reply, ResponseError) and str(reply).startswith(LATER):
+                    raise ConnectionError(str(reply))
                 with self.mutex:
                     self.session.answered(command, reply)
 
     async def _reply(self, connection: Any) -> Any:
         try:
-            return await self.do(connection.read_response())
+            return await do(connection.read_response())
         except ResponseError as error:
             return error
 
@@ -220,18 +192,10 @@ async def acquire(link: Link, make: Callable[[], Hold], wait: float) -> Hold:
     deadline = session.clock() + wait
     while True:
         with link.mutex:
-            session.check()
-            hold = make()
-            joined = session.join(hold.names[0], hold.owner, hold.kind)
-            if joined:
-                hold = joined
-            else:
-                hold.deadline, hold.may_wait = deadline, wait > 0
-                session.enter(hold)
+            hold = session.enter(make(), deadline)
         try:
-            left = max(deadline - session.clock(), 0.0)
-            seconds = None if left == math.inf else left + SLACK
-            settled = await link.wait(hold.settled, seconds)
+            left = max(deadline - session.clock(), 0.0) + SLACK
+            settled = await link.wait(hold.settled, None if left == math.inf else left)
             if not settled and hold.phase != _core.WAITING:  # nothing was heard of it
                 await link.wait(hold.settled, session.grace)
             with link.mutex:
@@ -248,10 +212,7 @@ async def answer(link: Link, command: Command) -> Any:
     """The reply to a command. An error is raised."""
     if not await link.wait(command.done, link.session.grace):
         with link.mutex:
-            if not command.done.is_set():
-                if command.repeatable or link.session.withdraw(command):
-                    raise Unanswered("no answer from the server in time")
-                raise UnknownOutcome("no reply in time")
+            link.session.give_up(command)
     if isinstance(command.reply, Exception):
         raise command.reply
     return command.reply
@@ -262,16 +223,14 @@ async def call(link: Link, hold: Hold, words: Sequence[Any]) -> Any:
     with link.mutex:
         if hold.valid_for() <= 0:
             raise lost
-        words = (*hold.kind.name, "TOKEN", hold.token, "CALL", *words)
-        words = ("RLOCK.GUARD", hold.names[0], hold.owner, *words)
-        command = link.session.send(words, repeatable=False)
+        subject = (hold.names[0], hold.owner, *hold.kind.name, "TOKEN", hold.token)
+        command = link.session.send("RLOCK.GUARD", *subject, "CALL", *words, repeatable=False)
     try:
         return await answer(link, command)
     except ResponseError as error:
         if not str(error).startswith("NOTHELD"):
             raise
         with link.mutex:
-            hold.gone = True
             hold.lose("the server knows of no such hold")
         raise lost from error
 
@@ -279,17 +238,16 @@ async def call(link: Link, hold: Hold, words: Sequence[Any]) -> Any:
 class BaseGuard:
     """A lock that is held. Once it says that it is lost, it never says otherwise."""
 
-    def __init__(self, call: BaseCall, hold: Hold) -> None:
+    def __init__(self, link: Link, hold: Hold, forget: Callable[[Hold], Any], client: Any) -> None:
         # The client ends when it, its calls and its guards are forgotten.
-        link, self._client, self._hold = call._link, call._client, hold
-        self._link = link
+        self._link, self._hold, self._client = link, hold, client
         #: The fencing token: larger than that of each earlier grant of this lock.
         self.token, self.owner = hold.token, hold.owner
         #: Events of `threading` or `asyncio`. `lost` is set when the lock is lost or released;
         #: `wanted` when somebody waits for it, if `on_wanted` was given.
         self.lost, self.wanted = hold.lost, hold.wanted
-        forget: Callable[[], Any] = functools.partial(link.session.leave, hold)
-        self._forget = weakref.finalize(self, link.session.forgotten.append, forget)
+        forgotten = link.session.forgotten
+        self._forget = weakref.finalize(self, forgotten.append, functools.partial(forget, hold))
         self._forget.atexit = False
 
     @property
@@ -299,7 +257,10 @@ class BaseGuard:
 
     def valid_for(self) -> float:
         """For how many seconds the server surely grants the lock to nobody else."""
-        return self._link.valid_for(self._hold)
+        if os.getpid() != self._link.session.pid:
+            return 0.0  # after a fork, which may have copied a locked mutex
+        with self._link.mutex:
+            return self._hold.valid_for()
 
     def is_lost(self) -> bool:
         """Asks nobody, so look before each step of the work."""
@@ -313,6 +274,7 @@ class BaseGuard:
 
 
 C = TypeVar("C")
+G = TypeVar("G", bound=BaseGuard)
 
 
 class Verbs(Generic[C]):
@@ -325,10 +287,7 @@ class Verbs(Generic[C]):
     `on_wanted()` when somebody waits for it.
     """
 
-    _lease: float
-
-    def _call(self, names: Sequence[Name], kind: Kind, options: dict[str, Any]) -> C:
-        raise NotImplementedError
+    _call: Callable[[Sequence[Name], Kind, dict[str, Any]], C]
 
     def lock(self, name: Name, **options: Any) -> C:
         """A lock with one holder."""
@@ -352,40 +311,45 @@ class Verbs(Generic[C]):
         """`n` permits of a semaphore that has `limit`; or the limit set with RLOCK.LIMIT."""
         if "owner" in options:
             raise ValueError("permits are not re-entrant: each call has an owner of its own")
-        return self._call([name], _core.permits(n, limit), options)
+        ask = ("PERMITS", n) if limit is None else ("PERMITS", n, "OF", limit)
+        return self._call([name], Kind(b"permits", ask, ("PERMITS",), ("PERMITS", n)), options)
 
 
-class BaseCall:
+class BaseCall(Generic[G]):
     """A call for a lock. It can be made again and again, by one caller at a time."""
 
-    def __init__(
-        self,
-        client: Any,
-        names: Sequence[Name],
-        kind: Kind,
-        *,
-        timeout: float | None = None,
-        owner: Name | None = None,
-        lease: float,
-        max_hold: float = math.inf,
-        on_lost: Callable[[], Any] | None = None,
-        on_wanted: Callable[[], Any] | None = None,
-    ) -> None:
-        if not (lease > 0 and max_hold > 0):
-            raise ValueError("lease and max_hold must be above 0 seconds")
-        link: Link = client._link
-        self._client, self._link, self._timeout = client, link, timeout
-        self._guard: Any = None
+    _guards: type[G]
+    _entered: G | None = None
+
+    def __init__(self, client: Any, link: Link, names: Any, kind: Kind, **options: Any) -> None:
+        timeout, owner = options.pop("timeout", None), options.pop("owner", None)
+        self._client, self._link = client, link
+        self._timeout = math.inf if timeout is None else timeout
 
         def make() -> Hold:
             whose = link.session.new_owner() if owner is None else encode(owner)
-            wants = on_wanted is not None
-            locks = [encode(name) for name in names]
-            hold = Hold(link.session, locks, whose, kind, lease, max_hold, wants=wants)
-            hold.on_lost, hold.on_wanted = on_lost, on_wanted
-            return hold
+            return Hold(link.session, [encode(name) for name in names], whose, kind, **options)
 
         self._make = make
+        make()  # refuses options that are none
 
-    def _wait(self) -> float:
-        return math.inf if self._timeout is None else self._timeout
+    async def _acquire(self, wait: float) -> G:
+        hold = await acquire(self._link, self._make, wait)
+        return self._guards(self._link, hold, self._link.session.leave, self._client)
+
+    async def _try_acquire(self) -> G | None:
+        try:
+            return await self._acquire(0.0)
+        except NotAcquired:
+            return None
+
+    async def _enter(self) -> G:
+        if self._entered:
+            raise RuntimeError("this call is entered already: make another one")
+        self._entered = guard = await self._acquire(self._timeout)
+        return guard
+
+    def _exit(self) -> None:
+        guard, self._entered = self._entered, None
+        if guard:
+            guard.release()

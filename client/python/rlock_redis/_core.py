@@ -16,9 +16,10 @@ import os
 import time
 import uuid
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, Sequence
 
-from redis.exceptions import ConnectionError, LockError, ResponseError, TimeoutError
+from redis.exceptions import AskError, ConnectionError, LockError, ResponseError, TimeoutError
 
 MAX_MS = 2**53 - 1  # the longest lease that the server takes
 MAX_COMMANDS = 100_000  # that wait for a connection
@@ -26,7 +27,7 @@ BATCH = 1000  # commands that are sent before their replies are read
 SAFE = 0.98  # the part of a lease or grace to count on: clocks run at different speeds
 # The events, and the bytes of their keys and owners, with which the server ends a reply to EVENTS.
 FULL = 1000, 256 * 1024
-ASKING, REFUSED, WAITING, CONFIRMING, HELD, FAILED, OVER = range(7)
+ASKING, WAITING, HELD, FAILED, OVER = range(5)
 
 
 class NotAcquired(LockError):
@@ -67,94 +68,78 @@ READ = Kind(b"read", ("READ",), ("READ",), ("READ",))
 WRITE = Kind(b"write", ("WRITE",), ("WRITE",), ("WRITE",))
 
 
-def permits(n: int, limit: int | None) -> Kind:
-    of = () if limit is None else ("OF", limit)
-    return Kind(b"permits", ("PERMITS", n, *of), ("PERMITS",), ("PERMITS", n))
-
-
 class Command:
     """A command, until and after its reply. An error is a reply too."""
 
-    def __init__(self, words: Sequence[Any], done: Any, repeatable: bool) -> None:
-        self.words, self.done, self.repeatable = words, done, repeatable
-        self.then: Callable[[Command], None] | None = None
+    def __init__(self, words: Sequence[Any], done: Any, then: Any, repeatable: bool) -> None:
+        self.words, self.done, self.then, self.repeatable = words, done, then, repeatable
         self.reply: Any = None
         # The last sending, the life of the session then, and the number of sendings.
         self.sent, self.life, self.times = 0.0, 0, 0
 
 
+@dataclass(eq=False)
 class Hold:
     """A hold of one lock or of several, or a call for one. It belongs to one owner."""
 
-    def __init__(
-        self,
-        session: Session,
-        names: Sequence[bytes],
-        owner: bytes,
-        kind: Kind,
-        lease: float,
-        max_hold: float = math.inf,
-        wants: bool = False,
-    ) -> None:
-        self.session, self.names, self.owner, self.kind = session, tuple(names), owner, kind
-        self.lease, self.max_hold, self.wants = lease, max_hold, wants
-        self.deadline, self.may_wait = math.inf, True
-        self.users = 1
-        self.phase, self.token, self.seq, self.life = ASKING, 0, 0, 0
-        self.since, self.ends, self.attempt, self.renewing = 0.0, math.inf, 0.0, 0
-        self.kept: list[tuple[int, bytes, Any, int]] = []
+    session: Session
+    names: Sequence[bytes]
+    owner: bytes
+    kind: Kind
+    lease: float
+    max_hold: float = math.inf
+    on_lost: Callable[[], Any] | None = None
+    on_wanted: Callable[[], Any] | None = None
+    token: int = 0  # given from the start: of a hold that another process took
+
+    def __post_init__(self) -> None:
+        if not min(self.lease, self.max_hold) > 0:
+            raise ValueError("lease and max_hold must be above 0 seconds")
+        self.is_restored, self.deadline, self.users = self.token > 0, math.inf, 1
+        self.phase, self.seq, self.life = ASKING, 0, 0
+        self.since, self.ends, self.next_look = 0.0, math.inf, math.inf
+        self.attempt, self.renewing = 0.0, 0  # the last renewal; those without an answer
+        self.kept: list[tuple[int, bytes, Any, int]] = []  # events before the answer
         self.error: Exception | None = None
         self.reason: str | None = None
-        self.gone = False  # the server has said that it has no such hold
-        self.restored = False  # known by its owner's name alone: it is not asked for again
-        self.forgotten = False  # nobody can give it back any more: it ends with its time
-        self.next_look = math.inf
         # Events to wait for: the call has its answer; the hold is lost; somebody waits for it.
-        self.settled, self.lost, self.wanted = session.event(), session.event(), session.event()
-        self.on_lost: Callable[[], Any] | None = None
-        self.on_wanted: Callable[[], Any] | None = None
+        self.settled, self.lost, self.wanted = (self.session.driver.event() for _ in range(3))
 
     # How long it is ours.
 
     def _end(self) -> float:
-        confirmed = self.session.confirmed.get(self.life, -math.inf)
-        lease = min(self.since + self.lease * SAFE, confirmed + self.session.grace * SAFE)
-        return min(lease, self.ends)
+        confirmed = self.session.confirmed.get(self.life, -math.inf) + self.session.grace * SAFE
+        return min(self.since + self.lease * SAFE, confirmed, self.ends)
 
     def valid_for(self) -> float:
         """For how many seconds the server surely grants the lock to nobody else."""
         if self.phase != HELD or self.lost.is_set() or os.getpid() != self.session.pid:
             return 0.0
-        left = self._end() - self.session.clock()
-        if left <= 0:  # a validity that has ended never begins again
-            over = self.ends <= self.session.clock()
-            self.lose("held for as long as it may be" if over else "not confirmed in time")
-            return 0.0
-        return left
+        now = self.session.clock()
+        if self._end() <= now:  # a validity that has ended never begins again
+            over = "held for as long as it may be"
+            self.lose(over if self.ends <= now else "not confirmed in time")
+        return max(self._end() - now, 0.0)
 
     def lose(self, reason: str) -> None:
-        if self.lost.is_set():
-            return
-        self.reason = reason
-        self.lost.set()
-        if self.forgotten:
-            self.session.discard(self)
-        elif self.on_lost and self.phase == HELD:
-            self.session.call(self.on_lost)
+        if not self.lost.is_set():
+            self.reason = reason
+            self.lost.set()
+            if self.users <= 0:  # it was forgotten
+                self.session.discard(self)
+            elif self.on_lost and self.phase == HELD:
+                self.session.driver.call(self.on_lost)
 
     def _renew_at(self) -> float:
-        again = self.attempt + min(self.lease / 20, self.session.grace / 5)
-        if self.renewing:
-            return math.inf
-        if self.life != self.session.life:  # at once, and then as after an error
-            return again if self.attempt >= self.session.began else 0.0
         # Its lease on the server may cover all the time that it has.
-        is_enough = self.since + self.lease >= self.ends
-        return math.inf if is_enough else max(self.since + self.lease / 3, again)
+        if self.renewing or self.since + self.lease >= self.ends:
+            return math.inf
+        due = self.since + self.lease / 3 if self.life == self.session.life else 0.0
+        return max(due, self.attempt + min(self.lease / 20, self.session.grace / 5))
 
     def look(self) -> None:
         """Renews it if that is due, and has the session look again in time."""
-        if self.phase == HELD and self.valid_for() > 0:
+        if self.valid_for() > 0:
             now = self.session.clock()
             if self._renew_at() <= now:
                 self.renew()
@@ -162,23 +147,22 @@ class Hold:
 
     # What is sent.
 
-    def _send(self, verb: str, *words: Any) -> Command:
-        return self.session.send((f"RLOCK.{verb}", *words))
-
     def ask(self) -> None:
+        """Asks for it. If the owner holds it already, its lease starts anew."""
         self.phase, self.kept = ASKING, []
-        words: list[Any] = [milliseconds(min(self.lease, self.max_hold))]
-        options: list[Any] = ["SESSION", self.session.id, "ONCE"]
-        if self.wants:
-            options.append("WANTED")
-        left = self.deadline - self.session.clock()
-        if self.may_wait:
-            options += ["QUEUE", 0 if left == math.inf else milliseconds(left)]
-        if len(self.names) == 1:
-            words = ["ACQUIRE", self.names[0], self.owner, *words, *self.kind.ask]
+        name, lease = self.names[0], milliseconds(min(self.lease, self.max_hold))
+        words: list[Any]
+        if self.is_restored:  # never taken again, only renewed
+            words = ["RLOCK.RENEW", name, self.owner, lease, "TOKEN", self.token]
+        elif len(self.names) > 1:
+            words = ["RLOCK.MACQUIRE", self.owner, lease, len(self.names), *self.names, "ONCE"]
         else:
-            words = ["MACQUIRE", self.owner, *words, len(self.names), *self.names]
-        self._send(*words, *options).then = self._asked
+            words = ["RLOCK.ACQUIRE", name, self.owner, lease, *self.kind.ask, "ONCE"]
+        left = self.deadline - self.session.clock()
+        if left > 0 and not self.is_restored:
+            words += ["QUEUE", 0 if left == math.inf else milliseconds(left)]
+        wanted = ["WANTED"] if self.on_wanted else []
+        self.session.send(*words, "SESSION", self.session.id, *wanted, then=self._asked)
 
     def renew(self) -> Command:
         """Renews each name by the token; the last of the commands."""
@@ -193,31 +177,25 @@ class Hold:
 
         lease = milliseconds(min(self.lease, self.ends - self.attempt))
         # In another life the server has forgotten that it was to tell who waits.
-        wanted = ["WANTED"] if self.wants and not self.wanted.is_set() else []
+        wanted = ["WANTED"] if self.on_wanted and not self.wanted.is_set() else []
         for name in self.names:
-            options = ["TOKEN", self.token, "SESSION", self.session.id, *wanted]
-            command = self._send("RENEW", name, self.owner, lease, *self.kind.name, *options)
-            command.then = answered
+            words = ("RLOCK.RENEW", name, self.owner, lease, *self.kind.name, "TOKEN", self.token)
+            words = (*words, "SESSION", self.session.id, *wanted)
+            command = self.session.send(*words, then=answered)
         return command
 
     def give_back(self) -> Command | None:
         """What the server may have of it ends, whatever was heard of it."""
-        command = None
-        if self.phase in (ASKING, REFUSED, WAITING):
-            self._send("CANCEL", self.names[0], self.owner)
-            for name in self.names:
-                command = self._send("RELEASE", name, self.owner, *self.kind.release)
-        elif self.phase in (CONFIRMING, HELD) and not self.gone:
-            for name in self.names:
-                words = (name, self.owner, *self.kind.release, "TOKEN", self.token)
-                command = self._send("RELEASE", *words)
+        command, words = None, [self.owner, *self.kind.release]
+        if self.phase == FAILED:
+            return None
+        if self.token:
+            words += ["TOKEN", self.token]
+        else:
+            self.session.send("RLOCK.CANCEL", self.names[0], self.owner)
+        for name in self.names:
+            command = self.session.send("RLOCK.RELEASE", name, *words)
         return command
-
-    def restore(self, token: int) -> None:
-        """Another process took it, and gave its owner's name: with this token it is ours now."""
-        self.token, self.restored, self.phase = token, True, CONFIRMING
-        self.session.add(self)
-        self.renew()
 
     # What is heard.
 
@@ -226,14 +204,14 @@ class Hold:
         if self.phase != ASKING:
             return
         kept, self.kept = self.kept, []
-        if str(reply).startswith("NOSESSION"):
-            self.phase = REFUSED  # until the next reply to EVENTS
-        elif isinstance(reply, Exception):
+        if self.is_restored and reply in (0, 1):
+            reply = [reply, self.token]
+        if isinstance(reply, Exception):
             self._fail(reply)
         elif reply[0] > 0:
             self._granted(reply[1], command.sent, command.life)
         elif reply[0] == 0:
-            self._fail(NotAcquired(f"{self.names[0].decode(errors='replace')} is busy"))
+            self._fail(self.busy())
         elif session.life in (reply[3], command.life):
             self.phase, self.seq, self.life = WAITING, reply[2], reply[3]
             self.since = command.sent
@@ -246,92 +224,64 @@ class Hold:
         """An event, which had surely not happened when the time was `before`."""
         if self.phase == ASKING:  # the reply tells whether it is about this ACQUIRE
             self.kept.append((seq, kind, value, token))
-        elif self.phase in (HELD, CONFIRMING) and token == self.token:
-            if kind == b"lost" and self.phase == CONFIRMING:
-                self._ask_again()
-            elif kind == b"lost":
-                self.gone = True
+        elif self.phase == HELD and token == self.token:
+            if kind == b"lost":
                 self.lose(value.decode())
-            elif kind == b"wanted" and not self.wanted.is_set():
+            elif kind == b"wanted" and self.on_wanted and not self.wanted.is_set():
                 self.wanted.set()
-                if self.on_wanted:
-                    self.session.call(self.on_wanted)
+                self.session.driver.call(self.on_wanted)
         elif self.phase == WAITING and self.life == self.session.life and seq > self.seq:
-            if kind == b"granted":
-                self._granted(value, max(self.since, before), self.life)
+            since = max(self.since, before)
+            is_old = self.session.clock() - since > min(self.lease / 2, self.max_hold / 20)
+            # When was it granted, in a wait that long? If it is asked for again, the answer says.
+            # But an answer for several locks may name the token of some of them only.
+            if kind == b"granted" and is_old and len(self.names) == 1:
+                self.ask()
+            elif kind == b"granted":
+                self._granted(value, since, self.life)
             elif kind == b"left":  # the queue, when the session connection closed
                 self.ask()
             elif kind == b"timeout":
-                self._fail(NotAcquired(f"{self.names[0].decode(errors='replace')} is busy"))
+                self._fail(self.busy())
             elif kind == b"error":
                 self._fail(ResponseError(value.decode(errors="replace")))
 
+    def busy(self) -> NotAcquired:
+        return NotAcquired(f"{self.names[0].decode(errors='replace')} is busy")
+
     def _fail(self, error: Exception) -> None:
-        if str(error).startswith("MOVED") or type(error).__name__ == "MovedError":
+        if str(error).startswith("MOVED") or isinstance(error, AskError):  # or MovedError
             error = NotInCluster(f"another node of the cluster serves this lock: {error}")
         self.phase, self.error = FAILED, error
         self.settled.set()
 
     def _granted(self, token: int, since: float, life: int) -> None:
         self.token, self.since, self.life = token, since, life
-        self.ends = since + self.max_hold
-        if self.session.clock() - since > min(self.lease / 2, self.max_hold / 20):
-            # When was it granted, in a wait that long? A renewal tells until when it is ours.
-            self.phase, self.ends = CONFIRMING, math.inf
-            self.renew()
-        else:
-            self._hold()
-
-    def _hold(self) -> None:
-        self.phase = HELD
+        self.phase, self.ends = HELD, since + self.max_hold
         self.settled.set()
         self.look()
 
     def _renewed(self, answers: list[Command]) -> None:
         self.renewing -= 1
-        sent, lives = min(each.sent for each in answers), {each.life for each in answers}
-        replies = [each.reply for each in answers]
-        if self.phase not in (CONFIRMING, HELD):
-            return
-        if all(reply == 1 for reply in replies) and len(lives) == 1:
-            if self.phase == CONFIRMING:
-                self.since, self.life, self.ends = sent, lives.pop(), sent + self.max_hold
-                self._hold()
-            elif self.valid_for() > 0:
-                self.since, self.life = sent, lives.pop()
-        elif 0 in replies and self.phase == CONFIRMING:
-            self._ask_again()
-        elif 0 in replies:
-            self.gone = True
+        replies, lives = [each.reply for each in answers], {each.life for each in answers}
+        if 0 in replies:
             self.lose("the server knows of no such hold")
+        elif replies == [1] * len(replies) and len(lives) == 1 and self.valid_for() > 0:
+            self.since, self.life = min(each.sent for each in answers), lives.pop()
         self.look()  # after an error it is renewed again, when that is due
-
-    def _ask_again(self) -> None:
-        """It was granted and is over, before anybody was told."""
-        if self.restored:
-            self.gone = True
-            self._fail(NotAcquired("this owner does not hold the lock"))
-        else:
-            self.give_back()
-            self.ask()
 
 
 class Session:
-    """What one process holds and waits for at one server."""
+    """What one process holds and waits for at one server.
+
+    Its driver makes events to wait for (`event`), sends when `work` is set, calls `tick` earlier
+    when `time` is set, and calls functions of the application (`call`).
+    """
 
     def __init__(
-        self,
-        grace: float,
-        event: Callable[[], Any],
-        wake: Callable[[], None],
-        alarm: Callable[[], None],
-        call: Callable[[Callable[[], Any]], None],
-        clock: Callable[[], float] = time.monotonic,
+        self, driver: Any, grace: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        # `event` makes an event to wait for, `wake` says that there is something to send, `alarm`
-        # that the next time to look is earlier, `call` runs a function of the application.
-        self.grace, self.event, self.wake, self.alarm = grace, event, wake, alarm
-        self.call, self.clock = call, clock
+        self.driver, self.grace, self.clock = driver, grace, clock
         self.id, self.pid, self.numbers = str(uuid.uuid4()), os.getpid(), itertools.count(1)
         self.closed = False
         self.table: dict[tuple[bytes, bytes, bytes], Hold] = {}
@@ -341,7 +291,7 @@ class Session:
         self.times: list[tuple[float, int, Hold]] = []  # a heap: when to look at a hold
         # The last event heard; for each life, when the last EVENTS answered in it was sent, and
         # the last whose reply told all that had happened.
-        self.life, self.seq, self.began = 0, 0, 0.0
+        self.life, self.seq = 0, 0
         self.confirmed: dict[int, float] = {}
         self.told: dict[int, float] = {}
 
@@ -356,30 +306,23 @@ class Session:
     def new_owner(self) -> bytes:
         return f"{self.id}:{next(self.numbers)}".encode()
 
-    def join(self, name: bytes, owner: bytes, kind: Kind) -> Hold | None:
-        """The hold that this owner has or waits for already: it is entered once more."""
-        hold = self.table.get((name, owner, kind.mode))
-        if hold is None or hold.phase == FAILED:
-            return None
-        if hold.phase == HELD and hold.valid_for() <= 0:
-            # What the server may still have of it ends before this owner asks again.
-            hold.give_back()
-            hold.gone = True
-            return None
-        hold.users += 1
-        return hold
-
-    def enter(self, hold: Hold) -> None:
+    def enter(self, hold: Hold, deadline: float = math.inf) -> Hold:
+        """Asks for it; or the hold that this owner has or waits for, which has one user more."""
         self.check()
         if len(self.commands) >= MAX_COMMANDS:
             raise Unanswered("too many commands wait for a connection")
-        self.add(hold)
-        hold.ask()
-
-    def add(self, hold: Hold) -> None:
+        former = self.table.get((hold.names[0], hold.owner, hold.kind.mode))
+        if former and former.phase == HELD and former.valid_for() <= 0:
+            former.give_back()  # before this owner asks again
+        elif former and former.phase != FAILED:
+            former.users += 1
+            return former
         self.holds.add(hold)
         for name in hold.names:
             self.table[name, hold.owner, hold.kind.mode] = hold
+        hold.deadline = deadline
+        hold.ask()
+        return hold
 
     def leave(self, hold: Hold) -> Command | None:
         """One user less; the last one gives the hold back. The command that tells the server."""
@@ -394,12 +337,12 @@ class Session:
         return command
 
     def forget(self, hold: Hold) -> None:
-        """Nobody can give it back any more: it ends with its time or, without one, its lease."""
-        hold.forgotten = True
-        if hold.ends == math.inf:
-            hold.ends = hold.since + hold.lease
-        if hold.phase != HELD or hold.lost.is_set():
-            self.discard(hold)
+        """One user less. After the last one it ends with its time or, without one, its lease."""
+        hold.users -= 1
+        if hold.users <= 0:
+            hold.ends = hold.since + hold.lease if hold.ends == math.inf else hold.ends
+            if hold.lost.is_set():
+                self.discard(hold)
 
     def discard(self, hold: Hold) -> None:
         self.holds.discard(hold)
@@ -407,35 +350,34 @@ class Session:
             if self.table.get((name, hold.owner, hold.kind.mode)) is hold:
                 del self.table[name, hold.owner, hold.kind.mode]
 
-    def send(self, words: Sequence[Any], repeatable: bool = True) -> Command:
-        command = Command(words, self.event(), repeatable)
+    def send(self, *words: Any, then: Any = None, repeatable: bool = True) -> Command:
+        command = Command(words, self.driver.event(), then, repeatable)
         self.commands.append(command)
-        self.wake()
+        self.driver.work.set()
         return command
 
     def outcome(self, hold: Hold, deadline: float) -> bool:
         """Whether it is held; False: to be asked for again. An error otherwise."""
         if hold.valid_for() > 0:
             return True
-        has_time = self.clock() < deadline
-        if hold.phase == HELD and has_time:  # word of the grant came too late
+        self.check()
+        if hold.phase == ASKING:
+            raise Unanswered("no answer from the server in time")
+        error = hold.error or hold.busy()
+        # Word of the grant came too late, or that was the time of another caller of this owner.
+        may_ask = hold.phase == HELD or (hold.users > 1 and isinstance(error, NotAcquired))
+        if may_ask and self.clock() < deadline:
             return False
-        if hold.phase == FAILED and hold.error:
-            if has_time and hold.users > 1 and isinstance(hold.error, NotAcquired):
-                return False  # that was the time of another caller of this owner
-            raise hold.error
-        if hold.phase == OVER:
-            raise LockError("the client is closed")
-        if hold.phase in (HELD, WAITING):
-            raise NotAcquired(f"{hold.names[0].decode(errors='replace')} is busy")
-        raise Unanswered("no answer from the server in time")
+        raise error
 
-    def withdraw(self, command: Command) -> bool:
-        """Whether the command was never sent; it will not be."""
-        if command.times == 0 and command in self.commands:
-            self.commands.remove(command)
-            return True
-        return False
+    def give_up(self, command: Command) -> None:
+        """Nobody waits for its reply any longer: raises what is certain then."""
+        if not command.done.is_set():
+            if command.times and not command.repeatable:
+                raise UnknownOutcome("no reply in time")
+            if not command.repeatable:
+                self.commands.remove(command)  # so that it is never sent
+            raise Unanswered("no answer from the server in time")
 
     def close(self) -> None:
         for hold in list(self.holds):
@@ -450,7 +392,7 @@ class Session:
             hold.next_look = at
             heapq.heappush(self.times, (at, next(self.numbers), hold))
             if self.times[0][2] is hold:
-                self.alarm()
+                self.driver.time.set()
 
     def tick(self) -> float | None:
         """Renews and ends what is due. The seconds until the next time, if there is one."""
@@ -472,44 +414,34 @@ class Session:
 
     def hear(self, sent: float, life: int, events: list[Any]) -> None:
         """The reply to an EVENTS that was sent at `sent`."""
-        before = self.told.get(life, 0.0)
         if self.clock() >= self.confirmed.get(life, math.inf) + self.grace * SAFE:
             for hold in list(self.holds):
                 hold.valid_for()  # what follows confirms none that has ended
         self.confirmed[life] = sent
-        if len(events) < FULL[0] and sum(len(of[2]) + len(of[3]) for of in events) < FULL[1]:
-            self.told[life] = sent  # nothing that had happened by then is still to be told
         if life != self.life:
-            self.life, self.seq, self.began = life, 0, self.clock()
+            self.life, self.seq = life, 0
             for hold in list(self.holds):
-                hold.kept = []
+                hold.kept, hold.attempt = [], 0.0
                 if hold.phase == WAITING and hold.life != life:
                     hold.ask()
                 hold.look()
         for seq, kind, name, owner, value, token, mode, *_ in events:
             if seq > self.seq:
                 self.seq = seq
-                hold_of_it = self.table.get((name, owner, mode))
-                if hold_of_it:
-                    hold_of_it.hear(seq, kind, value, token, before)
-        for hold in list(self.holds):
-            if hold.phase == REFUSED:
-                hold.ask()
-            elif hold.phase == CONFIRMING and not hold.renewing:
-                hold.renew()
-        self.wake()  # in another life the command connection is replaced
+                subject = self.table.get((name, owner, mode))
+                if subject:
+                    subject.hear(seq, kind, value, token, self.told.get(life, 0.0))
+        if len(events) < FULL[0] and sum(len(of[2]) + len(of[3]) for of in events) < FULL[1]:
+            self.told[life] = sent  # nothing that had happened by then is still to be told
+        self.driver.work.set()  # in another life the command connection is replaced
 
     # For the command connection.
-
-    def bind_words(self, epoch: int) -> tuple[Any, ...]:
-        return ("RLOCK.BIND", self.id, "EPOCH", epoch)
 
     def rebound(self) -> None:
         """A new connection: what may be sent once only, and was, is not sent again."""
         unknown = [each for each in self.commands if each.times and not each.repeatable]
         for command in unknown:
-            self.commands.remove(command)
-            self._answer(command, UnknownOutcome("the connection broke before the reply"))
+            self.answered(command, UnknownOutcome("the connection broke before the reply"))
 
     def batch(self) -> list[Command]:
         """The commands to send now. Their replies come in this order."""
@@ -520,10 +452,7 @@ class Session:
         return batch
 
     def answered(self, command: Command, reply: Any) -> None:
-        self.commands.popleft()
-        self._answer(command, reply)
-
-    def _answer(self, command: Command, reply: Any) -> None:
+        self.commands.remove(command)  # the first of them, as a rule
         command.reply = reply
         if command.then:
             command.then(command)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
-import logging
 import os
-import weakref
 from typing import Any, Callable, Sequence
 
 import redis.asyncio
 
-from ._calls import BaseCall, BaseGuard, Link, Name, Verbs, acquire, call
-from ._core import Kind, NotAcquired
+from ._calls import BaseCall, BaseGuard, Link, Name, Verbs, call
+from ._core import Kind
 from .sync import pool_of
 
 
@@ -22,9 +19,10 @@ class TaskLink(Link):
 
     event = asyncio.Event
     mutex = contextlib.nullcontext()
+    place = asyncio.get_running_loop
 
-    def __init__(self, pool: Any, grace: float) -> None:
-        super().__init__(pool, grace)
+    def __init__(self, pool: Any, grace: float, user: Any) -> None:
+        super().__init__(pool, grace, user)
         self.loop = asyncio.get_running_loop()
         self.tasks: set[asyncio.Task[Any]] = set()  # a loop keeps them by weak references alone
 
@@ -42,22 +40,8 @@ class TaskLink(Link):
             waiting.cancel()
         return event.is_set()
 
-    async def do(self, result: Any) -> Any:
-        return await result
-
     def call(self, function: Callable[[], Any]) -> None:
-        self.start(self._run_call(function))
-
-    async def _run_call(self, function: Callable[[], Any]) -> None:
-        try:
-            result = function()
-            if inspect.isawaitable(result):
-                await result
-        except Exception:
-            logging.getLogger(__name__).exception("A callback of a lock failed.")
-
-    async def disconnect(self, connection: Any) -> None:
-        await connection.disconnect(nowait=True)
+        self.start(self.run_call(function))
 
     async def stop(self) -> None:
         tasks = self.tasks - {asyncio.current_task()}
@@ -66,13 +50,9 @@ class TaskLink(Link):
                 task.cancel()
             _, tasks = await asyncio.wait(tasks, timeout=0.05)
 
-    def close_with(self, thing: Any) -> None:
-        """Closes when nobody has the thing any more, if the loop still runs then."""
-        weakref.finalize(thing, self._abandon).atexit = False
-
-    def _abandon(self) -> None:
-        if os.getpid() == self.session.pid and not self.loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+    def abandon(self) -> None:
+        if os.getpid() == self.session.pid:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(lambda: self.loop.create_task(self.close()))
 
 
@@ -86,28 +66,22 @@ class AsyncGuard(BaseGuard):
         return await call(self._link, self._hold, words)
 
 
-class AsyncCall(BaseCall):
+class AsyncCall(BaseCall[AsyncGuard]):
+    _guards = AsyncGuard
+
     async def acquire(self) -> AsyncGuard:
         """Waits for the lock. Raises NotAcquired when the timeout is over."""
-        return AsyncGuard(self, await acquire(self._link, self._make, self._wait()))
+        return await self._acquire(self._timeout)
 
     async def try_acquire(self) -> AsyncGuard | None:
         """Does not wait for the lock: None if it is not free."""
-        try:
-            return AsyncGuard(self, await acquire(self._link, self._make, 0.0))
-        except NotAcquired:
-            return None
+        return await self._try_acquire()
 
     async def __aenter__(self) -> AsyncGuard:
-        if self._guard:
-            raise RuntimeError("this call is entered already: make another one")
-        self._guard = guard = await self.acquire()
-        return guard
+        return await self._enter()
 
     async def __aexit__(self, *error: Any) -> None:
-        guard, self._guard = self._guard, None
-        if guard:
-            guard.release()
+        self._exit()
 
 
 class AsyncClient(Verbs[AsyncCall]):
@@ -116,24 +90,25 @@ class AsyncClient(Verbs[AsyncCall]):
     `source`, `lease` and `grace` as of Client; it takes a `redis.asyncio.Redis`.
     """
 
+    _own_link: TaskLink | None = None
+
     def __init__(self, source: Any, *, lease: float = 30.0, grace: float = 5.0) -> None:
         client = redis.asyncio.Redis.from_url(source) if isinstance(source, str) else source
         self._pool, self._lease, self._grace = pool_of(client), lease, grace
-        self._link: TaskLink | None = None
 
-    def _call(self, names: Sequence[Name], kind: Kind, options: dict[str, Any]) -> AsyncCall:
-        if self._link is None:
-            self._link = TaskLink(self._pool, self._grace)
-            self._link.close_with(self)
-        return AsyncCall(self, names, kind, **{"lease": self._lease, **options})
+    @property
+    def _link(self) -> TaskLink:
+        if not self._own_link:
+            self._own_link = TaskLink(self._pool, self._grace, self)
+        return self._own_link
 
     async def close(self) -> None:
-        if self._link:
-            await self._link.close()
+        await self._link.close()
+
+    def _call(self, names: Sequence[Name], kind: Kind, options: dict[str, Any]) -> AsyncCall:
+        return AsyncCall(self, self._link, names, kind, **{"lease": self._lease, **options})
 
     async def __aenter__(self) -> AsyncClient:
-        self.lock("")  # which makes the link
-        assert self._link
         await self._link.ready()
         return self
 

@@ -8,50 +8,20 @@ All locks of one connection pool share a session, so a wait takes no connection 
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import logging
 import math
-import os
-import threading
 import weakref
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Callable, Coroutine
 
 import redis.asyncio.lock
 import redis.lock
 from redis.exceptions import LockError, LockNotOwnedError
 
-from ._calls import Link, acquire, answer, run
-from ._core import HELD, PLAIN, Command, Hold, NotAcquired, encode
+from ._calls import BaseGuard, Link, acquire, answer, do, run
+from ._core import PLAIN, Hold, NotAcquired, encode
 from .aio import TaskLink
 from .sync import ThreadLink, pool_of
-
-_links: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_links_mutex = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _links, _links_mutex
-    _links, _links_mutex = weakref.WeakKeyDictionary(), threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-class _Taken:
-    """A hold that a lock knows of. If the lock is forgotten, it is not renewed for ever."""
-
-    def __init__(self, link: Link, hold: Hold) -> None:
-        self.link, self.hold = link, hold
-        forget = functools.partial(link.session.forget, hold)
-        self.end = weakref.finalize(self, link.session.forgotten.append, forget)
-        self.end.atexit = False
-
-
-class _PerThread(threading.local):
-    token = None
-    taken = None
 
 
 class _Common:
@@ -64,106 +34,99 @@ class _Common:
     name: Any
     redis: Any
     timeout: float | None
+    blocking: bool
+    blocking_timeout: float | None
     local: Any
+    _links: Any
+    _run: Callable[[Coroutine[Any, Any, Any]], Any]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         pool_of(self.redis)  # refuses a cluster
         if self.timeout is not None and self.timeout < 0:
             raise LockError("timeout must be above 0 seconds, or None")
-        names = SimpleNamespace(token=None, taken=None)
-        self.local = _PerThread() if self.thread_local else names  # type: ignore[attr-defined]
 
     def register_scripts(self) -> None:
         """There are none: all is done by commands of the server."""
 
     def _link(self) -> Link:
-        raise NotImplementedError
+        """The link of the pool, in this process or event loop."""
+        pool, place = pool_of(self.redis), self._links.place()
+        links: dict[Any, Link] = vars(pool).setdefault("_rlock_links", {})
+        if place not in links:
+            link = self._links(pool, 10.0, pool)
+            if links.setdefault(place, link) is not link:  # two threads have made one
+                link.abandon()
+        return links[place]
 
     @property
-    def _hold(self) -> Hold | None:
-        """The hold that this lock has taken, if `local.token` is still that one's."""
-        taken = self.local.taken
-        return taken.hold if taken and taken.hold.owner == self.local.token else None
+    def _guard(self) -> BaseGuard | None:
+        """That of the hold that this lock has taken, if `local.token` is still that one's."""
+        guard: BaseGuard | None = getattr(self.local, "guard", None)
+        return guard if guard and guard.owner == self.local.token else None
 
     @property
     def fencing_token(self) -> int | None:
         """The number of the grant, larger than those of all earlier grants; None if not held."""
-        return self._hold.token if self._hold else None
+        return self._guard.token if self._guard else None
 
     @property
     def lost(self) -> bool:
         """Whether the lock was ours and may be another's now. Asks nobody, so look often."""
-        hold = self._hold
-        return hold is not None and self.local.taken.link.valid_for(hold) <= 0
+        return self._guard is not None and self._guard.is_lost()
 
-    def on_lost(self) -> None:
+    def on_lost(self) -> Any:
         """Called once, in the background, if the lock is lost. Yours to override."""
         logging.getLogger(__name__).warning("The lock %s was lost.", self.name)
 
-    def _make(self, link: Link, owner: bytes) -> Hold:
-        hold = Hold(
-            link.session, [encode(self.name)], owner, PLAIN, self.lease, self.timeout or math.inf
-        )
-        this = weakref.ref(self)
+    async def _take(self, owner: bytes, wait: float, seconds: float, token: int = 0) -> BaseGuard:
+        link, this, names = self._link(), weakref.ref(self), [encode(self.name)]
 
-        def on_lost() -> None:
-            lock = this()
-            if lock:
-                lock.on_lost()
+        def make() -> Hold:
+            hold = Hold(link.session, names, owner, PLAIN, self.lease, seconds, token=token)
+            hold.on_lost = lambda: (lock := this()) and lock.on_lost()
+            return hold
 
-        hold.on_lost = on_lost
-        return hold
+        hold = await acquire(link, make, wait)
+        # If the lock is forgotten, the hold is not renewed for ever.
+        guard = BaseGuard(link, hold, link.session.forget, None)
+        self.local.token, self.local.guard = owner, guard
+        return guard
 
-    async def _acquire(
-        self,
-        blocking: bool | None,
-        blocking_timeout: float | None,
-        token: str | bytes | None,
-    ) -> bool:
-        link = self._link()
-        owner = link.session.new_owner() if token is None else encode(token)
-        wait = blocking_timeout
-        if wait is None:
-            wait = self.blocking_timeout  # type: ignore[attr-defined]
-        if not (self.blocking if blocking is None else blocking):  # type: ignore[attr-defined]
+    async def _acquire(self, blocking: bool | None, wait: float | None, token: Any) -> bool:
+        owner = self._link().session.new_owner() if token is None else encode(token)
+        wait = self.blocking_timeout if wait is None else wait
+        if not (self.blocking if blocking is None else blocking):
             wait = 0.0
         try:
-            hold = await acquire(
-                link, lambda: self._make(link, owner), math.inf if wait is None else max(wait, 0.0)
-            )
+            await self._take(owner, math.inf if wait is None else wait, self.timeout or math.inf)
         except NotAcquired:
             return False
-        self.local.token, self.local.taken = owner, _Taken(link, hold)
         return True
 
     async def _release(self, owner: bytes) -> None:
-        link, taken = self._link(), self.local.taken
+        link, guard = self._link(), getattr(self.local, "guard", None)
+        self.local.guard = None
         await link.ready()
-        self.local.taken = None
-        # A lock that was taken elsewhere is released by its owner's name, which `token` is.
-        hold = taken.hold if taken and taken.hold.owner == owner else None
-        if taken:
-            taken.end.detach()
-        command: Command | None
         with link.mutex:
-            hold = hold or link.session.table.get((encode(self.name), owner, PLAIN.mode))
+            hold = link.session.table.get((encode(self.name), owner, PLAIN.mode))
+            hold = guard._hold if guard and guard.owner == owner else hold
             was_held = hold is not None and hold.valid_for() > 0
-            if hold is None:
-                command = link.session.send(("RLOCK.RELEASE", self.name, owner))
-            else:
-                if hold.session is not link.session:  # it is the parent's, who forked
-                    raise self._not_owned("release")
+            if hold and hold.session is not link.session:  # it is the parent's, who forked
+                raise self._not_owned("release")
+            if hold:
                 hold.users = 1
                 command = link.session.leave(hold)
+            else:
+                command = link.session.send("RLOCK.RELEASE", self.name, owner)
+        reply = command and await answer(link, command)
         # The first of two sendings may have released it.
-        if command is None or await answer(link, command) is None:
-            if not (command and was_held and command.times > 1):
-                raise self._not_owned("release")
+        if reply is None and not (command and was_held and command.times > 1):
+            raise self._not_owned("release")
 
     async def _extend(self, additional_time: float, replace_ttl: bool) -> bool:
         link = self._link()
-        hold = self._hold or await self._restore(link)
+        hold = (self._guard or await self._restored(link))._hold
         with link.mutex:
             if hold.valid_for() <= 0:
                 raise self._not_owned("extend")
@@ -173,29 +136,37 @@ class _Common:
             raise self._not_owned("extend")
         return True
 
-    async def _restore(self, link: Link) -> Hold:
+    async def _restored(self, link: Link) -> BaseGuard:
         """The hold of a lock that was taken elsewhere, by its owner's name. It is ours from now."""
-        owner = encode(self.local.token)
         await link.ready()
         with link.mutex:
-            command = link.session.send(("RLOCK.INFO", self.name))
-        info = await answer(link, command)
-        info = dict(zip(info[::2], info[1::2]))
-        if info[b"owner"] != owner or not info[b"token"]:
-            raise self._not_owned("extend")
-        with link.mutex:
-            hold = link.session.table.get((encode(self.name), owner, PLAIN.mode))
-            if hold is None:
-                hold = self._make(link, owner)
-                hold.max_hold = max(info[b"ttl-ms"], 1) / 1000
-                hold.restore(info[b"token"])
-        await link.wait(hold.settled, link.session.grace)
-        if hold.phase != HELD:
-            with link.mutex:
-                link.session.discard(hold)
-            raise self._not_owned("extend")
-        self.local.token, self.local.taken = owner, _Taken(link, hold)
-        return hold
+            command = link.session.send("RLOCK.INFO", self.name)
+        reply = await answer(link, command)
+        info = dict(zip(reply[::2], reply[1::2]))
+        owner, token = encode(self.local.token), info[b"token"]
+        if info[b"owner"] == owner and token:
+            seconds = max(info[b"ttl-ms"], 1) / 1000
+            with contextlib.suppress(NotAcquired):
+                return await self._take(owner, 0.0, seconds, token)
+        raise self._not_owned("extend")
+
+    async def _finds(self, answer: Any) -> bool:
+        return bool(await do(answer))
+
+    def locked(self) -> Any:
+        return self._run(self._finds(self.redis.exists(self.name)))
+
+    def owned(self) -> Any:
+        return self._run(self._finds(self.redis.hexists(self.name, self.local.token or b"")))
+
+    def do_release(self, expected_token: Any) -> Any:
+        return self._run(self._release(encode(expected_token)))
+
+    def do_extend(self, additional_time: float, replace_ttl: bool) -> Any:
+        return self._run(self._extend(additional_time, replace_ttl))
+
+    def do_reacquire(self) -> Any:
+        return self._run(self._extend(self.timeout or 0, True))
 
     def _not_owned(self, what: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {what} a lock that's no longer owned")
@@ -204,14 +175,8 @@ class _Common:
 class Lock(_Common, redis.lock.Lock):
     """`redis.lock.Lock`, kept by RLOCK: a waiter stands in a queue, and is handed the lock."""
 
-    def _link(self) -> ThreadLink:
-        pool = pool_of(self.redis)
-        with _links_mutex:
-            if pool not in _links:
-                _links[pool] = ThreadLink(pool, grace=10.0)
-                _links[pool].close_with(pool)
-            link: ThreadLink = _links[pool]
-            return link
+    _links = ThreadLink
+    _run = staticmethod(run)
 
     def acquire(
         self,
@@ -223,33 +188,12 @@ class Lock(_Common, redis.lock.Lock):
         """As in redis-py. `sleep` means nothing here, and `token` is the owner's name."""
         return run(self._acquire(blocking, blocking_timeout, token))
 
-    def locked(self) -> bool:
-        return bool(self.redis.exists(self.name))
-
-    def owned(self) -> bool:
-        owner = self.local.token
-        return owner is not None and bool(self.redis.hexists(self.name, owner))
-
-    def do_release(self, expected_token: Any) -> None:
-        run(self._release(encode(expected_token)))
-
-    def do_extend(self, additional_time: float, replace_ttl: bool) -> Any:
-        return run(self._extend(additional_time, replace_ttl))
-
-    def do_reacquire(self) -> Any:
-        return run(self._extend(self.timeout or 0, True))
-
 
 class AsyncLock(_Common, redis.asyncio.lock.Lock):
     """The same for `redis.asyncio`."""
 
-    def _link(self) -> TaskLink:
-        pool = pool_of(self.redis)
-        link = _links.get(pool)
-        if link is None or link.loop.is_closed():
-            link = _links[pool] = TaskLink(pool, grace=10.0)
-            link.close_with(pool)
-        return link
+    _links = TaskLink
+    _run = staticmethod(do)
 
     async def acquire(
         self,
@@ -259,19 +203,3 @@ class AsyncLock(_Common, redis.asyncio.lock.Lock):
     ) -> bool:
         """As in redis-py. `token` is the owner's name."""
         return await self._acquire(blocking, blocking_timeout, token)
-
-    async def locked(self) -> bool:
-        return bool(await self.redis.exists(self.name))
-
-    async def owned(self) -> bool:
-        owner = self.local.token
-        return owner is not None and bool(await self.redis.hexists(self.name, owner))
-
-    async def do_release(self, expected_token: Any) -> None:
-        await self._release(encode(expected_token))
-
-    async def do_extend(self, additional_time: float, replace_ttl: bool) -> Any:
-        return await self._extend(additional_time, replace_ttl)
-
-    async def do_reacquire(self) -> Any:
-        return await self._extend(self.timeout or 0, True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
+import os
 import queue
 import socket
 import threading
@@ -13,8 +13,8 @@ from typing import Any, Callable, Sequence
 
 import redis
 
-from ._calls import BaseCall, BaseGuard, Link, Name, Verbs, acquire, call, run
-from ._core import Kind, NotAcquired, NotInCluster
+from ._calls import BaseCall, BaseGuard, Link, Name, Verbs, call, run
+from ._core import Kind, NotInCluster
 
 _links: weakref.WeakSet[ThreadLink] = weakref.WeakSet()
 
@@ -29,58 +29,41 @@ class ThreadLink(Link):
     """A thread for each connection, one for time, and one for functions of the application."""
 
     event = threading.Event
+    place = os.getpid
 
-    def __init__(self, pool: Any, grace: float) -> None:
+    def __init__(self, pool: Any, grace: float, user: Any) -> None:
         self.mutex = threading.RLock()
-        super().__init__(pool, grace)
+        super().__init__(pool, grace, user)
         self.threads: list[threading.Thread] = []
-        self.calls: queue.SimpleQueue[Callable[[], Any]] | None = None
+        self.calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self.start(self._run_calls())
         _links.add(self)
 
-    def close_with(self, thing: Any) -> None:
-        """Closes when nobody has the thing any more."""
-        # A finalizer must not wait, so another thread does; at the end of the process _close_all.
-        weakref.finalize(thing, self._thread, lambda: run(self.close())).atexit = False
-
-    def _thread(self, function: Callable[..., Any], *words: Any) -> threading.Thread:
-        thread = threading.Thread(target=function, args=words, daemon=True, name="rlock")
-        thread.start()
-        return thread
+    def abandon(self) -> None:
+        # A finalizer must not wait, so a thread does; at the end of the process _close_all.
+        threading.Thread(target=lambda: run(self.close()), daemon=True).start()
 
     def start(self, coroutine: Any) -> None:
-        self.threads.append(self._thread(run, coroutine))
+        self.threads.append(threading.Thread(target=run, args=(coroutine,), daemon=True))
+        self.threads[-1].start()
 
     async def wait(self, event: threading.Event, seconds: float | None) -> bool:
         return event.wait(seconds)
 
-    async def do(self, result: Any) -> Any:
-        return result
-
     def call(self, function: Callable[[], Any]) -> None:
-        if not self.calls:
-            self.calls = queue.SimpleQueue()
-            self._thread(self._run_calls, self.calls)
         self.calls.put(function)
 
-    def _run_calls(self, calls: Any) -> None:
-        while function := calls.get():
-            try:
-                function()
-            except Exception:
-                logging.getLogger(__name__).exception("A callback of a lock failed.")
-
-    async def disconnect(self, connection: Any) -> None:
-        connection.disconnect()
+    async def _run_calls(self) -> None:
+        while function := self.calls.get():
+            await self.run_call(function)
 
     async def stop(self) -> None:
-        if self.calls:
-            self.calls.put(None)  # type: ignore[arg-type]
+        self.calls.put(None)
         for connection in list(self.connections.values()):
             with contextlib.suppress(AttributeError, OSError):
                 connection._sock.shutdown(socket.SHUT_RDWR)  # which ends what a thread reads
         for thread in self.threads:
-            if thread is not threading.current_thread():
-                thread.join(self.session.grace)
+            thread.join(self.session.grace)
 
 
 class Guard(BaseGuard):
@@ -93,28 +76,22 @@ class Guard(BaseGuard):
         return run(call(self._link, self._hold, words))
 
 
-class Call(BaseCall):
+class Call(BaseCall[Guard]):
+    _guards = Guard
+
     def acquire(self) -> Guard:
         """Waits for the lock. Raises NotAcquired when the timeout is over."""
-        return Guard(self, run(acquire(self._link, self._make, self._wait())))
+        return run(self._acquire(self._timeout))
 
     def try_acquire(self) -> Guard | None:
         """Does not wait for the lock: None if it is not free."""
-        try:
-            return Guard(self, run(acquire(self._link, self._make, 0.0)))
-        except NotAcquired:
-            return None
+        return run(self._try_acquire())
 
     def __enter__(self) -> Guard:
-        if self._guard:
-            raise RuntimeError("this call is entered already: make another one")
-        self._guard = guard = self.acquire()
-        return guard
+        return run(self._enter())
 
     def __exit__(self, *error: Any) -> None:
-        guard, self._guard = self._guard, None
-        if guard:
-            guard.release()
+        self._exit()
 
 
 class Client(Verbs[Call]):
@@ -126,14 +103,13 @@ class Client(Verbs[Call]):
 
     def __init__(self, source: Any, *, lease: float = 30.0, grace: float = 5.0) -> None:
         client = redis.Redis.from_url(source) if isinstance(source, str) else source
-        self._lease, self._link = lease, ThreadLink(pool_of(client), grace)
-        self._link.close_with(self)
+        self._lease, self._link = lease, ThreadLink(pool_of(client), grace, self)
 
     def close(self) -> None:
         run(self._link.close())
 
     def _call(self, names: Sequence[Name], kind: Kind, options: dict[str, Any]) -> Call:
-        return Call(self, names, kind, **{"lease": self._lease, **options})
+        return Call(self, self._link, names, kind, **{"lease": self._lease, **options})
 
     def __enter__(self) -> Client:
         run(self._link.ready())
@@ -146,7 +122,7 @@ class Client(Verbs[Call]):
 def pool_of(client: Any) -> Any:
     if not hasattr(client, "connection_pool"):
         raise NotInCluster(
-            "rlock_redis works at one primary (also one found by Sentinel), not with RedisCluster: "
-            "it does not find the node that serves a lock"
+            "rlock_redis does not work with RedisCluster: it does not find the node that serves a "
+            "lock. Give it a redis.Redis of one primary, also one that Sentinel found"
         )
     return client.connection_pool

@@ -1,11 +1,12 @@
 """The decisions alone, without a server: a clock that stands still, and written replies."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from redis.exceptions import ResponseError
 
-from rlock_redis import NotAcquired, UnknownOutcome, _core
+from rlock_redis import NotAcquired, Unanswered, UnknownOutcome, _core
 from rlock_redis._core import HELD, PLAIN, WAITING, Hold, Session
 
 LIFE, LATER_LIFE, TOKEN = 1000, 2000, 77
@@ -27,9 +28,8 @@ class World:
 
     def __init__(self, grace=5.0):
         self.now, self.calls = 100.0, []
-        self.session = Session(
-            grace, Event, lambda: None, lambda: None, self.calls.append, lambda: self.now
-        )
+        driver = SimpleNamespace(event=Event, call=self.calls.append, work=Event(), time=Event())
+        self.session = Session(driver, grace, lambda: self.now)
         self.hear()
 
     def hear(self, *events, life=LIFE, sent=None):
@@ -41,8 +41,7 @@ class World:
     def hold(self, name=b"lock", owner=None, lease=30.0, **options):
         owner = owner or self.session.new_owner()
         hold = Hold(self.session, [name], owner, PLAIN, lease, **options)
-        self.session.enter(hold)
-        return hold
+        return self.session.enter(hold)
 
     def sent(self):
         return [command.words for command in self.session.commands]
@@ -185,7 +184,7 @@ def test_in_the_same_life_only_a_wait_that_left_is_asked_for_again(world):
 
 
 def test_a_command_without_an_answer_is_sent_again_but_not_one_that_may_run_once(world):
-    once = world.session.send(("RLOCK.GUARD",), repeatable=False)
+    once = world.session.send("RLOCK.GUARD", repeatable=False)
     hold = world.hold()
     world.session.batch()
     world.session.rebound()
@@ -196,10 +195,23 @@ def test_a_command_without_an_answer_is_sent_again_but_not_one_that_may_run_once
 
 
 def test_one_that_was_never_sent_is_sent_on_the_next_connection(world):
-    once = world.session.send(("RLOCK.GUARD",), repeatable=False)
+    once = world.session.send("RLOCK.GUARD", repeatable=False)
     world.session.rebound()
     world.answer(b"OK")
     assert once.reply == b"OK"
+
+
+def test_a_command_that_may_run_once_is_not_sent_after_its_caller_has_given_up(world):
+    once = world.session.send("RLOCK.GUARD", repeatable=False)
+    again = world.session.send("RLOCK.INFO")
+    for command in (once, again):
+        with pytest.raises(Unanswered):
+            world.session.give_up(command)
+    assert world.sent() == [("RLOCK.INFO",)]
+    once = world.session.send("RLOCK.GUARD", repeatable=False)
+    world.session.batch()
+    with pytest.raises(UnknownOutcome):
+        world.session.give_up(once)
 
 
 def test_events_are_acknowledged_by_life_and_number(world):
@@ -210,27 +222,62 @@ def test_events_are_acknowledged_by_life_and_number(world):
     assert world.session.events_words(9, 1)[-3:] == ("AFTER", LIFE, 1)
 
 
-def test_after_a_wait_in_which_the_grant_may_be_old_a_renewal_is_asked_for(world):
+def test_after_a_wait_in_which_the_grant_may_be_old_it_is_asked_for_again(world):
     hold = world.waiting(lease=10.0, max_hold=2.0)
     world.now += 4
     world.hear(world.event(1, b"granted", hold, TOKEN, TOKEN))
     assert not hold.settled.is_set()
-    world.answer(1)
+    world.answer([1, TOKEN])
     assert hold.valid_for() == 2
 
 
-def test_a_grant_that_was_over_before_it_was_told_is_asked_for_again(world):
+def test_a_grant_that_was_over_before_it_was_told_waits_again(world):
     hold = world.waiting(lease=10.0, max_hold=2.0)
     world.now += 4
     world.hear(world.event(1, b"granted", hold, TOKEN, TOKEN))
-    world.answer(0)
-    assert [words[0] for words in world.sent()] == ["RLOCK.RELEASE", "RLOCK.ACQUIRE"]
-    assert not hold.settled.is_set()
+    world.hear(world.event(2, b"lost", hold, b"expired", TOKEN))
+    world.answer([-1, 1, 2, LIFE])
+    assert (hold.phase, hold.settled.is_set()) == (WAITING, False)
+    world.hear(world.event(3, b"granted", hold, TOKEN + 1, TOKEN + 1))
+    assert (hold.token, hold.valid_for()) == (TOKEN + 1, 2)
+
+
+def test_of_several_locks_a_grant_that_may_be_old_is_renewed_at_once(world):
+    hold = Hold(world.session, [b"a", b"b"], b"me", PLAIN, 3.0)
+    world.session.enter(hold)
+    world.answer([-1, 1, 0, LIFE])
+    world.now += 2
+    world.hear(world.event(1, b"granted", hold, TOKEN, TOKEN))
+    assert [words[0] for words in world.sent()] == ["RLOCK.RENEW"] * 2
+    world.answer(1, 1)
+    assert hold.valid_for() == pytest.approx(3.0 * _core.SAFE)
+
+
+def test_a_hold_that_another_process_took_is_renewed_and_never_taken(world):
+    hold = world.hold(token=TOKEN)
+    world.session.batch()
+    world.session.rebound()
+    world.hear(life=LATER_LIFE)
+    assert [words[0] for words in world.sent()] == ["RLOCK.RENEW"]
+    world.answer(1)
+    assert (hold.phase, hold.token) == (HELD, TOKEN)
+    other = world.hold(owner=b"other", token=TOKEN)
+    world.answer(1 - 1)
+    assert isinstance(other.error, NotAcquired) and world.sent() == []
+
+
+def test_a_hold_of_two_users_is_forgotten_after_the_second(world):
+    hold = world.held(owner=b"me")
+    assert world.hold(owner=b"me") is hold
+    world.session.forget(hold)
+    assert hold.ends == math.inf
+    world.session.forget(hold)
+    assert hold.ends < math.inf
 
 
 def test_an_owner_enters_again_without_asking_and_the_last_one_releases(world):
     hold = world.held(owner=b"me")
-    assert world.session.join(b"lock", b"me", PLAIN) is hold
+    assert world.hold(owner=b"me") is hold
     world.session.leave(hold)
     assert world.sent() == []
     world.session.leave(hold)
@@ -240,10 +287,11 @@ def test_an_owner_enters_again_without_asking_and_the_last_one_releases(world):
 
 
 def test_a_lost_hold_of_an_owner_is_released_before_the_owner_asks_again(world):
-    world.held(owner=b"me")
+    former = world.held(owner=b"me")
     world.now += 6
-    assert world.session.join(b"lock", b"me", PLAIN) is None
-    assert world.sent() == [("RLOCK.RELEASE", b"lock", b"me", "TOKEN", TOKEN)]
+    assert world.hold(owner=b"me") is not former
+    assert world.sent()[0] == ("RLOCK.RELEASE", b"lock", b"me", "TOKEN", TOKEN)
+    assert [words[0] for words in world.sent()[1:]] == ["RLOCK.ACQUIRE"]
 
 
 def test_a_call_that_is_given_up_is_undone_whatever_was_heard_of_it(world):

@@ -1,6 +1,7 @@
 """What the package promises beside redis-py's locks: pools, forks, rights, callbacks."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import pathlib
@@ -118,6 +119,38 @@ def test_two_connections_serve_all_the_locks_of_a_pool(server):
     assert len(server.connections()) == 2
     for lock in locks:
         lock.release()
+
+
+def test_threads_that_use_a_pool_at_the_same_moment_share_a_session(server):
+    for _ in range(5):
+        client = redis.Redis.from_url(server.url)
+        barrier = threading.Barrier(20)
+
+        def work(number, client=client, barrier=barrier):
+            lock = client.lock(f"lock:{number}", lock_class=Lock, thread_local=False)
+            barrier.wait()
+            assert lock.acquire()
+            return lock
+
+        started = [start(work, number) for number in range(20)]
+        locks = [each.result(20) for each in started]
+        assert len({server.info(lock.name)[b"session"] for lock in locks}) == 1
+        for lock in locks:
+            lock.release()
+
+
+def test_the_release_of_a_lost_lock_does_not_free_a_later_hold_of_its_owner(server):
+    client = redis.Redis.from_url(server.url)
+    first = client.lock("lock", lock_class=Lock, thread_local=False)
+    second = client.lock("lock", lock_class=Lock, thread_local=False)
+    assert first.acquire(token="me")
+    server.run("RLOCK.BREAK", "lock")
+    until(lambda: first.lost)
+    assert second.acquire(token="me")
+    with pytest.raises(LockNotOwnedError):
+        first.release()
+    assert second.owned() and not second.lost
+    second.release()
 
 
 # A lock that another process took.
@@ -276,8 +309,14 @@ def fail_over(primary, replica, sentinel):
     until(lambda: replica.db.info("replication")["master_link_status"] == "up")
     # It takes no order while it has not looked at the replica for long enough.
     until(lambda: b"OK" == failed_over(sentinel))
-    until(lambda: replica.db.role()[0] == b"master")
-    until(lambda: primary.db.role()[0] == b"slave")
+    until(lambda: role(replica) == b"master")
+    until(lambda: role(primary) == b"slave")
+
+
+def role(server):
+    """It closes its connections when its role changes."""
+    with contextlib.suppress(redis.ConnectionError):
+        return server.db.role()[0]
 
 
 def failed_over(sentinel):
@@ -330,21 +369,56 @@ def test_a_cluster_client_is_refused_in_words(server):
         Client(cluster)
 
 
-def test_at_one_node_of_a_cluster_another_nodes_lock_is_refused_in_words():
+@pytest.fixture
+def cluster():
+    """Two nodes with half of the slots each."""
     # By default the second port is 10,000 above the first, and may not exist.
-    server = Server("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
-    try:
-        server.run("CLUSTER", "ADDSLOTSRANGE", 0, 8000)
-        server.run("CONFIG", "SET", "cluster-require-full-coverage", "no")
-        until(lambda: b"cluster_state:ok" in server.run("CLUSTER", "INFO"))
-        with Client(server.url) as client:
-            with client.lock("bar"):  # slot 5061
-                pass
-            server.run("CLUSTER", "MEET", "127.0.0.1", server.port)
-            with pytest.raises((NotInCluster, redis.RedisError)):
-                client.lock("foo", timeout=1).acquire()  # slot 12182, which nobody serves
-    finally:
-        server.stop()
+    ports = [free_port(), free_port()]
+    nodes = [Server("--cluster-enabled", "yes", "--cluster-port", str(port)) for port in ports]
+    for node, slots in zip(nodes, [(0, 8191), (8192, 16383)]):
+        node.run("CLUSTER", "ADDSLOTSRANGE", *slots)
+    nodes[0].run("CLUSTER", "MEET", "127.0.0.1", nodes[1].port, ports[1])
+    for node in nodes:
+        until(lambda node=node: b"cluster_state:ok" in node.run("CLUSTER", "INFO"))
+        until(lambda node=node: len(node.run("CLUSTER", "SLOTS")) == 2)
+    yield nodes
+    for node in nodes:
+        node.stop()
+
+
+def move(key, here, there):
+    """Moves the slot of the key, and the key."""
+    slot, ids = here.run("CLUSTER", "KEYSLOT", key), {}
+    for node in (here, there):
+        ids[node] = node.run("CLUSTER", "MYID").decode()
+    there.run("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[here])
+    here.run("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[there])
+    here.run("MIGRATE", "127.0.0.1", there.port, key, 0, 5000)
+    for node in (there, here):
+        node.run("CLUSTER", "SETSLOT", slot, "NODE", ids[there])
+
+
+def test_at_one_node_of_a_cluster_another_nodes_lock_is_refused_in_words(cluster):
+    node, other = cluster
+    with Client(node.url) as client:
+        with client.lock("bar"):  # slot 5061
+            with pytest.raises(NotInCluster, match="another node"):
+                client.lock("foo").acquire()  # slot 12182
+    with pytest.raises(NotInCluster, match="another node"):
+        redis.Redis.from_url(other.url).lock("bar", lock_class=Lock).acquire()
+
+
+def test_a_lock_whose_slot_moves_is_lost_before_its_lease_ends(cluster):
+    node, other = cluster
+    with Client(node.url, lease=6) as client, Client(other.url) as there:
+        with client.lock("bar") as guard:
+            waiting = start(client.lock("bar").acquire)
+            until(lambda: node.waiters() == 1)
+            move("bar", node, other)
+            with pytest.raises(NotInCluster, match="another node"):
+                waiting.result(10)
+            with there.lock("bar", timeout=20):
+                assert guard.is_lost()
 
 
 # Forks.
@@ -456,6 +530,24 @@ def test_callbacks_of_asyncio_may_be_coroutines(server):
                 assert guard.is_lost()
 
     asyncio.run(main())
+
+
+def test_a_loss_is_told_also_when_the_main_thread_has_ended(server):
+    program = f"""
+import redis, rlock_redis, threading
+client = rlock_redis.Client({server.url!r})
+def work():
+    threading.main_thread().join()
+    lost = threading.Event()
+    with client.lock("lock", on_lost=lost.set):
+        redis.Redis.from_url({server.url!r}).execute_command("RLOCK.BREAK", "lock")
+        assert lost.wait(10)
+    print("told")
+threading.Thread(target=work).start()
+"""
+    words = [sys.executable, "-c", program]
+    output = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert output.stdout == "told\n", output.stderr
 
 
 # The kinds.
@@ -651,10 +743,22 @@ def test_the_rights_that_the_documents_list_are_enough(server):
         assert lock.acquire()
 
 
-def test_the_examples_of_the_readme_run(server):
+def examples():
     text = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
-    examples = [part.split("```")[0] for part in text.split("```python\n")[1:]]
-    assert len(examples) == 3
-    for example in examples:
-        example = example.replace("redis://127.0.0.1:6379", server.url)
-        subprocess.run([sys.executable, "-c", example], check=True)
+    return [part.split("```")[0] for part in text.split("```python\n")[1:]]
+
+
+def runs(example, server):
+    assert "redis://127.0.0.1:6379" in example
+    example = example.replace("redis://127.0.0.1:6379", server.url)
+    subprocess.run([sys.executable, "-c", example], check=True)
+
+
+def test_the_examples_of_the_readme_run(server):
+    for example in examples()[:3]:
+        runs(example, server)
+
+
+def test_the_example_for_a_cluster_runs(cluster):
+    (example,) = examples()[3:]
+    runs(example, cluster[0])

@@ -111,8 +111,9 @@ impl<M> Guard<M> {
     ///   now on. Without asking the server, if the guard is lost already.
     /// - Refused: the command's own error, in the server's words; or it cannot be guarded.
     /// - Unavailable: it was not run.
-    /// - Unknown: it may or may not have been run, and is not sent again. Or it was run, and its
-    ///   reply is none of type `T`, which the text says.
+    /// - Unknown: it may or may not have been run, and is not sent again.
+    /// - Unexpected reply: it was run, and its reply is not of type `T`. A key that may be missing
+    ///   needs an `Option`.
     ///
     /// # Examples
     ///
@@ -139,7 +140,7 @@ impl<M> Guard<M> {
             ));
         }
         let reply = guarded::call(self.context(), self.hold(), command).await?;
-        from_redis_value(reply).map_err(|error| Error::no_reply(Some(error.into())))
+        from_redis_value(reply).map_err(Error::unexpected_reply)
     }
 }
 

@@ -221,7 +221,7 @@ fn tables(folder: &Path) -> String {
     let text = format!(
         "# What `make bench` measured\n\n{line}\nMedians of the rounds; in brackets the least and \
          the largest of them. A ratio is the median over rounds that were neighbours. \
-         [benchmark.md](../benchmark.md) says how, and what it does not show.\n\n{figures}\n\n{}\n\
+         [benchmark.md](../benchmark.md) has the method and its limits.\n\n{figures}\n\n{}\n\
          {parts}",
         report::targets(&reports),
     );

@@ -62,13 +62,20 @@ pub(crate) fn holders(info: &Json) -> Vec<&Json> {
 
 /// A note on a hash without TTL: neither RLOCK nor Redisson writes one.
 pub(crate) fn foreign(info: &Json) -> Option<&'static str> {
-    let is_foreign = field(info, "owner").is_some() && number(info, "ttl-ms") == -1;
-    let is_data = is_foreign && info.get("count").is_some_and(Json::is_null);
-    match (is_data, is_foreign) {
+    match (is_data(info), is_foreign(info)) {
         (true, _) => Some("another program's hash of data: it is no lock, and cannot be one"),
         (_, true) => Some("another program wrote it: it has no TTL, and may be data and no lock"),
         _ => None,
     }
+}
+
+fn is_foreign(info: &Json) -> bool {
+    field(info, "owner").is_some() && number(info, "ttl-ms") == -1
+}
+
+/// Whether it is a hash of data, which cannot be a lock: the server refuses to break it.
+pub(crate) fn is_data(info: &Json) -> bool {
+    is_foreign(info) && info.get("count").is_some_and(Json::is_null)
 }
 
 /// A field among permits that another program wrote, and that is no hold.

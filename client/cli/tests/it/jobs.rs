@@ -120,6 +120,49 @@ fn on_a_terminal_it_says_who_holds_the_lock() {
 }
 
 #[test]
+fn break_asks_and_says_that_the_hash_may_be_data() {
+    let server = Server::start();
+    server.run("RLOCK.ACQUIRE a alice 60000").held();
+    server.run("HSET stock 42 7 name bolts");
+    let mut shell = Shell::start(&server);
+    for (name, note) in [
+        ("a", ""),
+        (
+            "stock",
+            "stock: another program wrote it: it has no TTL, and may be data and no lock\r\n",
+        ),
+    ] {
+        let before = shell.screen.lock().unwrap().len();
+        for answer in ["n", "", "yes!"] {
+            let words = format!("$rlock break {name}\n");
+            shell.type_and_see(&words, "Break it? [y/N] ");
+            let seen = shell.screen.lock().unwrap()[before..].to_owned();
+            assert!(seen.contains(note), "{seen}");
+            assert!(seen.contains(&format!("{name} is held by ")), "{seen}");
+            shell.type_and_see(&format!("{answer}\n"), "$ ");
+            shell.type_and_see("echo st''atus $?\n", "status 1");
+            assert_eq!(server.run(format!("EXISTS {name}")), 1);
+        }
+    }
+    shell.type_and_see("$rlock break a\n", "Break it? [y/N] ");
+    shell.type_and_see("y\n", "hold ended");
+    assert_eq!(server.holder("a"), None);
+}
+
+/// There is nothing to ask, and nobody answers `y` to the loss of data.
+#[test]
+fn break_of_a_hash_of_data_does_not_ask_and_says_why() {
+    let server = Server::start();
+    server.run("HSET account:2 name bob balance 5");
+    let mut shell = Shell::start(&server);
+    let note = "account:2: another program's hash of data: it is no lock, and cannot be one";
+    shell.type_and_see("$rlock break account:2\n", note);
+    shell.type_and_see("echo st''atus $?\n", "status 69");
+    assert!(!shell.screen.lock().unwrap().contains("Break it?"));
+    assert_eq!(server.run("HLEN account:2"), 2);
+}
+
+#[test]
 fn ctrl_c_ends_the_script_around_it_too() {
     let server = Server::start();
     let mut shell = Shell::start(&server);

@@ -13,6 +13,7 @@
 
 mod admin; // what operators type
 mod exporter; // metrics, with a real Prometheus
+mod failover; // docs/operations.md: which jobs go on
 mod jobs; // terminals, job control, process 1
 mod overlap; // two commands never run at once
 mod pages; // completions, man pages
