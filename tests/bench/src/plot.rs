@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use plotters::prelude::*;
 
-use crate::numbers::{Spread, count, figure};
+use crate::numbers::{Spread, count};
 
 const SIZE: (u32, u32) = (900, 480);
 const COLORS: [RGBColor; 6] = [
@@ -64,7 +64,7 @@ impl Bars {
             .disable_x_axis()
             .light_line_style(WHITE)
             .y_desc(self.unit)
-            .y_label_formatter(&|value| figure(*value))
+            .y_label_formatter(&|value| round(*value))
             .draw()?;
         let members = self.groups.iter().map(|group| group.bars.len()).max();
         let width = 0.8 / members.unwrap_or(1).max(1) as f64;
@@ -199,7 +199,7 @@ impl Lines {
             micros if self.is_time() && micros >= 1e3 => format!("{} ms", micros / 1e3),
             micros if self.is_time() => format!("{micros} µs"),
             many if many >= 100.0 => whole(many),
-            few => figure(few),
+            few => round(few),
         }
     }
 
@@ -218,6 +218,12 @@ impl Lines {
         let room = (largest / least).sqrt().max(2.0) * 1.5;
         least / 1.5..largest * room
     }
+}
+
+/// A label of an axis, which stands at a round number: without zeros behind the point.
+fn round(value: f64) -> String {
+    let text = format!("{value:.2}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
 /// The least and the largest value that a logarithmic axis can show.

@@ -2,7 +2,6 @@
 
 use crate::interface::error::CommandError;
 use crate::interface::event::Moment;
-use crate::interface::options::Options;
 use crate::interface::stored_permits::Permits;
 use crate::values::ids::SessionRef;
 use crate::values::limits::GRACE_MS_MAX;
@@ -12,58 +11,6 @@ use crate::values::number::integer;
 use crate::values::time::{Lease, Wait};
 use crate::values::token::Token;
 use crate::values::word::Word;
-
-/// The arguments of a command, parsed from left to right.
-pub(crate) struct Arguments<'a, I> {
-    args: I,
-    /// The options that were read.
-    pub(crate) options: Options<'a>,
-    /// The index of the last one that was taken, among the words of the command, whose name has
-    /// index 0.
-    pub(crate) place: usize,
-}
-
-impl<'a, I: Iterator<Item = &'a [u8]>> Arguments<'a, I> {
-    pub(crate) fn new(args: I) -> Self {
-        Self {
-            args,
-            options: Options::default(),
-            place: 0,
-        }
-    }
-
-    /// The next required argument.
-    pub(crate) fn next(&mut self) -> Result<&'a [u8], CommandError> {
-        // Not with `ok_or`: it would build an error and drop it again for each argument.
-        match self.option() {
-            Some(arg) => Ok(arg),
-            None => Err(CommandError::WrongArity),
-        }
-    }
-
-    /// The word of the next option; none if there are no more arguments.
-    pub(crate) fn option(&mut self) -> Option<&'a [u8]> {
-        self.place = self.place.saturating_add(1);
-        self.args.next()
-    }
-
-    /// The value that must follow the word of an option.
-    pub(crate) fn value(&mut self, word: &[u8]) -> Result<&'a [u8], CommandError> {
-        self.option()
-            .ok_or_else(|| CommandError::MissingValue(Word::new(word)))
-    }
-
-    /// Refuses any further option.
-    pub(crate) fn no_option(mut self) -> Result<(), CommandError> {
-        self.option().map_or(Ok(()), |word| Err(unknown(word)))
-    }
-
-    /// Refuses any further argument.
-    pub(crate) fn finish(mut self) -> Result<(), CommandError> {
-        self.option()
-            .map_or(Ok(()), |_| Err(CommandError::WrongArity))
-    }
-}
 
 pub(crate) fn unknown(word: &[u8]) -> CommandError {
     CommandError::UnknownOption(Word::new(word))

@@ -5,10 +5,10 @@
 use crate::interface::error::CommandError;
 use crate::interface::event::Moment;
 use crate::interface::options::{
-    AFTER, BLOCK, CALL, COUNT, COUNTED, EPOCH, GRACE, LEASE, MATCH, OF, ONCE, Options, PERMITS,
-    QUEUE, READ, SESSION, TOKEN, WANTED, WRITE,
+    AFTER, Arguments, BLOCK, CALL, COUNT, COUNTED, EPOCH, GRACE, LEASE, MATCH, OF, ONCE, Options,
+    PERMITS, QUEUE, READ, SESSION, TOKEN, WANTED, WRITE,
 };
-use crate::interface::parse::{self, Arguments, owner};
+use crate::interface::parse::{self, owner};
 use crate::interface::stored_permits::{Permits, PermitsRequest};
 use crate::values::ids::SessionRef;
 use crate::values::mode::Mode;
