@@ -45,6 +45,21 @@ fn hold(lock: &Lock) -> JoinHandle<Result<(), Error>> {
     })
 }
 
+#[test]
+fn what_is_kept_goes_back_with_the_last_handle_of_its_client() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let server = network.server("one:6379");
+        let client = connect(&network, Client::builder().grace(MINUTE)).await?;
+        let lock = client.lock("k").keep(HOUR);
+        lock.lock().await?.unlock().await?;
+        drop((client, lock));
+        // The session alone would keep it for a minute.
+        sleep(Duration::from_secs(1)).await;
+        assert!(server.holders("k").is_empty());
+        Ok(())
+    })
+}
+
 /// These callers do not ask the server, so it sends no event.
 #[test]
 fn a_guard_hears_of_callers_of_its_own_process() -> Result<(), Error> {
@@ -119,6 +134,24 @@ fn a_wait_survives_a_failover() -> Result<(), Error> {
             .await
             .expect("it ends")
             .expect("it ends")
+    })
+}
+
+/// The lock is granted, and its caller goes without a look.
+#[test]
+fn a_call_that_is_dropped_with_its_grant_keeps_nothing() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let server = network.server("one:6379");
+        let client = connect(&network, Client::builder()).await?;
+        let lock = client.lock("k").keep(HOUR);
+        let mut call = Box::pin(lock.lock());
+        assert!(poll_once(call.as_mut()).await.is_none());
+        sleep(ms(100)).await;
+        assert_eq!(server.holders("k").len(), 1);
+        drop(call);
+        sleep(ms(100)).await;
+        assert!(server.holders("k").is_empty(), "nobody knows of it");
+        Ok(())
     })
 }
 
