@@ -1,49 +1,53 @@
-//! A caller's way to its locks: it takes its turn at each, has former holds released or confirmed,
-//! and begins its call. One command at a time is under way for an owner, a name and a mode. A kept
-//! lock has one owner for all callers of the process, so they have it one after the other.
+//! A caller's way to its locks: it waits for its turn, has former holds released or confirmed, and
+//! begins its call. One command at a time is under way for an owner, a name and a mode. A kept
+//! lock has one turn for all callers of the process, so they have it one after the other.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use smallvec::SmallVec;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::coop::{consume_budget, unconstrained};
 use tokio::time::{Instant, sleep_until};
 
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locks::table::{NamedSlots, Outlook, Turn};
-use crate::locks::{Aim, Call, CallId, Context, Held, Helds, Hold, Phase, Request, SlotId, renew};
+use crate::locks::{
+    Aim, Call, CallId, Context, Held, Helds, Hold, Phase, Request, SlotId, State, renew,
+};
 use crate::metrics;
 use crate::wire::WaitMode;
 
 /// A caller that takes locks. Dropping it undoes all that it has begun.
+///
+/// It takes its turn at all of them in one step, and begins in the same: nobody keeps a turn while
+/// waiting for another.
 pub(super) struct Caller {
     context: Arc<Context>,
     request: Request,
-    /// It is its turn at each of these, or not yet.
+    /// It stands in line at each of these, if it has not begun.
     slots: NamedSlots,
-    /// Where it waits in line, if it does.
-    line: Option<(SlotId, u64)>,
+    /// Wakes it, once it stands in line.
+    line: Option<Arc<Notify>>,
+    /// The turn that it last found before its own, and when it looks at that again.
+    seen: Option<Turn>,
+    look_at: Option<Instant>,
     /// The call, once it has asked the server.
     call: Option<CallId>,
     since: Instant,
-    /// Whether it had to wait for its turn.
-    has_waited: bool,
     /// Whether it has waited behind a wait in the server's queue, or a guard of a kept lock. The
     /// server was there then, and an outage since does not end the call.
     was_held_up: bool,
 }
 
-/// A place in a line: its number, and word of the turn.
-type InLine = (u64, oneshot::Receiver<()>);
-
-/// The next step of a caller, at its turn.
+/// The next step of a caller. In all but the first two it stands in line.
 enum Step {
     Held(Helds),
     Ask(CallId, oneshot::Receiver<Result<Helds, Error>>),
+    /// It is not its turn yet.
+    Wait(Outlook),
     /// This must be released first.
-    Release(SlotId, Arc<Hold>, InLine),
+    Release(SlotId, Arc<Hold>),
     /// This must be confirmed first.
     Confirm(Arc<Hold>),
 }
@@ -55,9 +59,10 @@ impl Caller {
             request,
             slots: NamedSlots::new(),
             line: None,
+            seen: None,
+            look_at: None,
             call: None,
             since: Instant::now(),
-            has_waited: false,
             was_held_up: false,
         }
     }
@@ -87,7 +92,7 @@ impl Caller {
         .await;
         // Without this, a task that does nothing else would starve the others of its thread.
         consume_budget().await;
-        if waits && (self.call.is_some() || self.has_waited) {
+        if waits && (self.call.is_some() || self.line.is_some()) {
             metrics::waited(since);
         }
         helds
@@ -130,15 +135,7 @@ impl Caller {
     }
 
     /// Takes part in what the owner holds, and asks for the rest.
-    ///
-    /// It takes the turn at each slot, in the order of the names. All calls use this order, so two
-    /// calls for several locks never wait for each other's turns in a circle.
     async fn helds(&mut self) -> Result<Helds, Error> {
-        let mut names = self.request.names.clone();
-        names.sort_unstable();
-        for name in names {
-            self.enter(name).await?;
-        }
         loop {
             match self.step() {
                 Step::Held(helds) => return Ok(helds),
@@ -150,11 +147,11 @@ impl Caller {
                     span.waited(self.since);
                     return helds;
                 }
-                Step::Release(slot, hold, place) => {
+                Step::Wait(outlook) => self.wait(outlook).await?,
+                Step::Release(slot, hold) => {
                     // Its guards must not say otherwise, whatever is confirmed meanwhile.
                     hold.lost(Instant::now());
                     self.context.send_release(&hold, slot, None);
-                    self.wait(slot, place).await?;
                 }
                 Step::Confirm(hold) => match renew::ask(&self.context, &hold, Aim::Hold).await {
                     Err(error) if !error.is_lost() => return Err(error),
@@ -164,77 +161,39 @@ impl Caller {
         }
     }
 
-    /// Takes the turn, or waits for it in line.
-    async fn enter(&mut self, name: Arc<[u8]>) -> Result<(), Error> {
-        let (target, until, waits) = (self.request.target(&name), self.deadline(), self.waits());
-        let (slot, used, place) = self.context.table.with(|state| {
-            let slot = match &self.request.kept {
-                None => state.slot(&target),
-                Some(key) => {
-                    let (slot, owner) = state.kept_slot(key, &target);
-                    self.request.owner = owner;
-                    slot
-                }
-            };
-            let Outlook { turn, used, lasts } = state.outlook(slot);
-            let place = match turn {
-                None => {
-                    state.take_turn(slot, Turn::Next(NOT_IN_LINE));
-                    Ok(None)
-                }
-                Some(_) if !waits && lasts => Err(refused(used.as_ref())),
-                Some(_) => Ok(Some(state.line_up(slot, until, false))),
-            };
-            (slot, used, place)
-        });
-        if let Some(hold) = used {
-            hold.is_wanted_here();
+    /// Waits until it is woken, or it is time to look again. Behind a call in the server's queue,
+    /// or a use of a kept lock, it waits as long as its own caller would; behind any other command,
+    /// no longer than a reply may take.
+    async fn wait(&mut self, before: Outlook) -> Result<(), Error> {
+        let Outlook { turn, lasts, .. } = before;
+        let (now, deadline) = (Instant::now(), self.deadline());
+        let is_first_look = self.look_at.is_none();
+        if let Some(used) = before.used.as_ref().filter(|_| is_first_look) {
+            used.is_wanted_here();
         }
-        let place = place?;
-        self.slots.push((name, slot));
-        match place {
-            Some(place) => self.wait(slot, place).await,
-            None => Ok(()),
+        self.was_held_up |= lasts;
+        // Whoever is before it in line may wait for another lock, and for as long.
+        let goes_on = lasts || turn.is_none();
+        let is_late = deadline.is_some_and(|deadline| deadline <= now);
+        if before.is_refused || is_late && goes_on && (lasts || !is_first_look) {
+            return Err(refused(before.used.as_ref()));
         }
-    }
-
-    /// Waits for the turn. Behind a call in the server's queue, or a use of a kept lock, it waits
-    /// as long as its own caller would; behind any other command, no longer than a reply may take.
-    async fn wait(&mut self, slot: SlotId, (number, mut told): InLine) -> Result<(), Error> {
-        (self.line, self.has_waited) = (Some((slot, number)), true);
-        let context = Arc::clone(&self.context);
-        let (mut seen, mut look_at) = (None, Instant::now());
-        loop {
-            let now = Instant::now();
-            let Outlook { turn, lasts, used } = context.table.with(|state| state.outlook(slot));
-            self.was_held_up |= lasts;
-            // A call that waits for its turn at another lock may take as long.
-            let goes_on = lasts || matches!(turn, Some(Turn::Next(_)));
-            let later = self.deadline().filter(|deadline| *deadline > now);
-            let is_late = later.is_none() && self.deadline().is_some();
-            if is_late && goes_on && seen.is_some() {
-                return Err(refused(used.as_ref()));
+        if self.look_at.is_none_or(|at| at <= now) {
+            if self.seen == turn && !goes_on && !self.was_held_up {
+                return Err(self.busy());
             }
-            if look_at <= now {
-                if seen == turn && !goes_on && !self.was_held_up {
-                    return Err(self.busy());
-                }
-                seen = turn;
-                look_at = now
-                    .checked_add(context.router.response_timeout)
-                    .unwrap_or(now);
-            }
-            tokio::select! {
-                biased;
-                told = &mut told => {
-                    // The turn before goes on for longer, and the caller's time is up.
-                    told.map_err(|_| refused(None))?;
-                    self.line = None;
-                    return Ok(());
-                }
-                () = sleep_until(later.map_or(look_at, |later| later.min(look_at))) => {}
-            }
+            self.seen = turn;
+            self.look_at = now.checked_add(self.context.router.response_timeout);
         }
+        let deadline = deadline.filter(|_| !is_late);
+        let next = self.look_at.into_iter().chain(deadline).min();
+        let woken = self.line.clone().unwrap_or_default();
+        tokio::select! {
+            biased;
+            () = woken.notified() => {}
+            () = sleep_until(next.unwrap_or(now)) => {}
+        }
+        Ok(())
     }
 
     /// Clears up the owner's former holds at these locks, one in each step, and then begins.
@@ -244,35 +203,24 @@ impl Caller {
     /// of a former life of the session is renewed first. The server may have granted the lock to
     /// another owner since; the hold's guards end in time, but a new guard must not begin on it.
     fn step(&mut self) -> Step {
-        let (context, now, until) = (Arc::clone(&self.context), Instant::now(), self.deadline());
-        let mut entered = SmallVec::<[SlotId; 1]>::new();
-        let step = context.table.with(|state| {
-            for (_, id) in &self.slots {
-                let must_release = state.at(*id).is_some_and(|slot| slot.must_release(now));
-                let release = must_release.then(|| state.release_first(*id));
-                if let Some(hold) = release.flatten() {
-                    return Step::Release(*id, hold, state.line_up(*id, until, true));
-                }
-                let live = state.at(*id).and_then(|slot| slot.live(now));
-                if let Some(former) = live.filter(|hold| hold.is_of_former_life()) {
-                    return Step::Confirm(Arc::clone(former));
-                }
+        let (context, now) = (Arc::clone(&self.context), Instant::now());
+        context.table.with(|state| {
+            if let Some(step) = self.is_not_yet(state, now) {
+                self.line_up(state);
+                return step;
             }
             let (mut helds, mut slots) = (Helds::new(), NamedSlots::new());
             for (name, id) in std::mem::take(&mut self.slots) {
-                let live = state.at(id).and_then(|slot| slot.live(now).cloned());
+                let live = state.at(id).and_then(|slot| slot.begins(now));
                 let Some(hold) = live else {
                     slots.push((name, id));
                     continue;
                 };
-                hold.gains_guard();
                 let mut part = Held::new(&context, Arc::clone(&hold), id);
                 if self.request.kept.is_some() {
                     part.stays = true;
                     hold.wanted.begins_anew();
                     state.take_turn(id, Turn::Used);
-                } else {
-                    entered.push(id);
                 }
                 helds.push(part);
             }
@@ -297,9 +245,44 @@ impl Caller {
                 backoff: Backoff::new(),
             });
             Step::Ask(id, answer)
-        });
-        entered.iter().for_each(|slot| context.pass_turn(*slot));
-        step
+        })
+    }
+
+    /// What must be done or waited for before it can begin.
+    fn is_not_yet(&mut self, state: &mut State, now: Instant) -> Option<Step> {
+        if self.slots.is_empty() {
+            let slots = self.request.names.iter().map(|name| {
+                let target = self.request.target(name);
+                let slot = match &self.request.kept {
+                    None => state.slot(&target),
+                    Some(key) => state.kept_slot(key, &target),
+                };
+                (Arc::clone(name), slot)
+            });
+            self.slots = slots.collect();
+        }
+        if let Some(before) = state.outlook(&self.slots, self.line.as_ref()) {
+            return Some(Step::Wait(before));
+        }
+        self.slots.iter().find_map(|(_, id)| {
+            if state.at(*id)?.must_release(now)
+                && let Some(hold) = state.release_first(*id)
+            {
+                return Some(Step::Release(*id, hold));
+            }
+            let live = state.at(*id)?.live(now);
+            let former = live.filter(|hold| hold.is_of_former_life())?;
+            Some(Step::Confirm(Arc::clone(former)))
+        })
+    }
+
+    /// Stands in line from now on. It is the first there when it has found nobody before it.
+    fn line_up(&mut self, state: &mut State) {
+        if self.line.is_none() {
+            let caller = Arc::<Notify>::default();
+            state.line_up(&self.slots, self.deadline(), &caller);
+            self.line = Some(caller);
+        }
     }
 }
 
@@ -313,14 +296,10 @@ impl Drop for Caller {
             context.undo(call);
         }
         for (_, slot) in std::mem::take(&mut self.slots) {
-            let is_turn = match self.line {
-                Some((line, number)) if line == slot => {
-                    context.table.with(|state| state.leave_line(slot, number))
-                }
-                _ => true,
-            };
-            if is_turn {
-                context.pass_turn(slot);
+            let caller = self.line.as_ref();
+            let left = |state: &mut State| state.leave_line(slot, caller?);
+            if let Some(left) = context.table.with(left) {
+                context.send_release(&left, slot, None);
             }
         }
     }
@@ -331,9 +310,6 @@ fn refused(used: Option<&Arc<Hold>>) -> Error {
     let left = used.map(|hold| hold.lease_left(Instant::now()));
     Error::not_acquired(Some(left.unwrap_or(Duration::ZERO)))
 }
-
-/// The number of a turn that was free, so that no call waited for it.
-const NOT_IN_LINE: u64 = 0;
 
 /// A call gives up on an answer this much later than the link does.
 const LINK_FIRST: Duration = Duration::from_millis(20);

@@ -1,9 +1,9 @@
 //! Locks that are kept for their next use: a hold that its guard has given back stays here for a
 //! while, until somebody else wants it.
 //!
-//! A kept lock has one owner for all callers of the process. A guard has the turn of that owner's
-//! slot for as long as it has the lock, so the callers exclude each other without the server, and
-//! one of them at a time asks it.
+//! A kept lock has one slot for all callers of the process. A guard has the turn there for as long
+//! as it has the lock, so the callers exclude each other without the server, and one of them at a
+//! time asks it, as an owner of its own.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -58,10 +58,10 @@ impl Context {
     pub(crate) fn take_idle(self: &Arc<Self>, key: &KeptKey) -> Option<Held> {
         self.table.with(|state| {
             let id = *state.kept.get(key)?;
-            let is_idle = state.turn(id).is_none();
-            let hold = state
-                .hold(id)
-                .filter(|hold| is_idle && is_fit(hold, Instant::now()));
+            let slot = state.at(id)?;
+            let is_idle = slot.turn.is_none() && !slot.has_line();
+            let hold = slot.hold.as_ref();
+            let hold = hold.filter(|hold| is_idle && is_fit(hold, Instant::now()));
             let hold = Arc::clone(hold?);
             state.take_turn(id, Turn::Used);
             hold.gains_guard();

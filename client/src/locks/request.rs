@@ -17,7 +17,7 @@ pub(crate) struct Request {
     pub(crate) mode: Mode,
     pub(crate) options: HoldOptions,
     pub(crate) wait_mode: WaitMode,
-    /// If the lock is kept for its next use: on which terms. Its owner is that of the kept lock.
+    /// If the lock is kept for its next use: on which terms.
     pub(crate) kept: Option<Arc<KeptKey>>,
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use slab::Slab;
 use smallvec::SmallVec;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -13,7 +13,7 @@ use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locked;
 use crate::locks::keep::{KeptKey, Place, is_fit};
-use crate::locks::{Helds, Hold, Owner, Request, Target};
+use crate::locks::{Helds, Hold, Request, Target};
 use crate::wire::{Event, Kind, Sending, Session};
 
 /// The slots of all owners of a client, at all nodes: a lock may move from one node to another.
@@ -77,13 +77,13 @@ pub(super) type SlotId = usize;
 /// The number of a call; it is never another's.
 pub(super) type CallId = u64;
 
-/// One owner at one lock in one mode.
+/// One owner at one lock in one mode. That of a kept lock is one owner's after the other's.
 pub(super) struct Slot {
-    target: Target,
+    key: Key,
     /// As long as it has guards. One without is released before the next call asks.
     pub(super) hold: Option<Arc<Hold>>,
     pub(super) turn: Option<Turn>,
-    /// Calls that wait for the turn. It is empty for most owners, which take one lock once.
+    /// Callers that wait for the turn. It is empty for most owners, which take one lock once.
     line: VecDeque<Waiter>,
     /// If the lock is kept for its next use: on which terms.
     kept: Option<Arc<KeptKey>>,
@@ -96,8 +96,6 @@ pub(super) struct Slot {
 pub(super) enum Turn {
     /// A call's, from before its ACQUIRE until it has a hold or nothing.
     Call(CallId),
-    /// One's from the line, which has not begun yet.
-    Next(u64),
     /// Something is given back.
     Leaving(u64),
     /// A guard has the kept lock.
@@ -105,19 +103,21 @@ pub(super) enum Turn {
 }
 
 struct Waiter {
-    number: u64,
     /// The time until which it waits behind others; for a try that is over at once.
     until: Option<Instant>,
-    told: oneshot::Sender<()>,
+    caller: Arc<Notify>,
 }
 
-/// The turn that a caller finds before its own.
+/// What a caller finds before its own turn.
 pub(super) struct Outlook {
+    /// None, if others stand before it in line, of whom the first waits for another lock.
     pub(super) turn: Option<Turn>,
-    /// Whether that may last: it waits in the server's queue, or is a use of a kept lock.
+    /// Whether the turn may last: it waits in the server's queue, or is a use of a kept lock.
     pub(super) lasts: bool,
     /// The hold of the kept lock that is used.
     pub(super) used: Option<Arc<Hold>>,
+    /// Whether the caller may not wait any longer.
+    pub(super) is_refused: bool,
 }
 
 /// Names, and the slots of an owner there.
@@ -190,22 +190,54 @@ impl Slot {
         !self.line.is_empty()
     }
 
+    /// The place of a caller in the line.
+    fn place_of(&self, caller: &Arc<Notify>) -> Option<usize> {
+        let mut line = self.line.iter();
+        line.position(|waiter| Arc::ptr_eq(&waiter.caller, caller))
+    }
+
+    /// Whether nobody has the turn, and the caller, if it stands in line, is the first.
+    fn is_free_for(&self, caller: Option<&Arc<Notify>>) -> bool {
+        let first = self.line.front().map(|waiter| &waiter.caller);
+        self.turn.is_none() && first.map(Arc::as_ptr) == caller.map(Arc::as_ptr)
+    }
+
     /// Refuses waiters whose time is over: the present turn lasts longer.
     fn refuse_late(&mut self) {
         let now = Instant::now();
-        self.line
-            .retain(|waiter| waiter.until.is_none_or(|until| until > now));
+        self.line.retain(|waiter| {
+            let stays = waiter.until.is_none_or(|until| until > now);
+            if !stays {
+                waiter.caller.notify_one();
+            }
+            stays
+        });
     }
 
-    /// Takes the hold out, for its release, which has the turn: nothing, if the server has none.
-    fn take_out(&mut self, number: u64) -> Option<Arc<Hold>> {
+    /// The first in line, if there is one, begins: it shares the hold, if one is there for it. That
+    /// needs no turn, unless the lock is kept, and the next may do the same.
+    pub(super) fn begins(&mut self, now: Instant) -> Option<Arc<Hold>> {
+        self.line.pop_front();
+        let hold = self.live(now).cloned()?;
+        hold.gains_guard();
+        if self.kept.is_none() {
+            self.wake_first();
+        }
+        Some(hold)
+    }
+
+    /// Wakes the first in line, to take the turn.
+    fn wake_first(&self) {
+        self.line.front().inspect(|first| first.caller.notify_one());
+    }
+
+    /// Takes the hold out, for its release: nothing, if the server has none.
+    fn take_out(&mut self) -> Option<Arc<Hold>> {
         let hold = self.hold.take()?;
         if self.kept.is_some() {
             hold.loses_guard();
         }
-        let hold = Some(hold).filter(|hold| !hold.is_gone())?;
-        self.turn = Some(Turn::Leaving(number));
-        Some(hold)
+        Some(hold).filter(|hold| !hold.is_gone())
     }
 }
 
@@ -219,9 +251,9 @@ impl State {
     /// and no turn.
     pub(super) fn slot(&mut self, target: &Target) -> SlotId {
         let slots = &mut self.slots;
-        *self.ids.entry(Key::of(target)).or_insert_with(|| {
+        *self.ids.entry(Key::of(target)).or_insert_with_key(|key| {
             slots.insert(Slot {
-                target: target.clone(),
+                key: key.clone(),
                 hold: None,
                 turn: None,
                 line: VecDeque::new(),
@@ -231,19 +263,17 @@ impl State {
         })
     }
 
-    /// The slot of the lock that is kept on these terms, and its owner: this one, if it is new.
-    pub(super) fn kept_slot(&mut self, key: &Arc<KeptKey>, target: &Target) -> (SlotId, Owner) {
-        let found = self.kept.get(key).copied();
-        let id = found.unwrap_or_else(|| {
-            let id = self.slot(target);
-            self.kept.insert(Arc::clone(key), id);
-            id
-        });
-        let slot = self.slots.get_mut(id).map(|slot| {
+    /// The slot of the lock that is kept on these terms. It is that of the owner who asked last.
+    pub(super) fn kept_slot(&mut self, key: &Arc<KeptKey>, target: &Target) -> SlotId {
+        if let Some(id) = self.kept.get(key) {
+            return *id;
+        }
+        let id = self.slot(target);
+        self.kept.insert(Arc::clone(key), id);
+        if let Some(slot) = self.slots.get_mut(id) {
             slot.kept = Some(Arc::clone(key));
-            slot.target.owner.clone()
-        });
-        (id, slot.unwrap_or_else(|| target.owner.clone()))
+        }
+        id
     }
 
     /// The slot that an event names.
@@ -279,42 +309,38 @@ impl State {
         }
     }
 
-    /// Lines up; told when it is its turn. One that has had the turn goes before all others.
+    /// Has a caller line up at all of these: so those that wait for each other never form a circle.
     pub(super) fn line_up(
         &mut self,
-        slot: SlotId,
+        slots: &NamedSlots,
         until: Option<Instant>,
-        is_first: bool,
-    ) -> (u64, oneshot::Receiver<()>) {
-        let (number, (told, turn)) = (self.number(), oneshot::channel());
-        let waiter = Waiter {
-            number,
-            until,
-            told,
-        };
-        if let Some(slot) = self.slots.get_mut(slot) {
-            if is_first {
-                slot.line.push_front(waiter);
-            } else {
-                slot.line.push_back(waiter);
+        caller: &Arc<Notify>,
+    ) {
+        for (_, slot) in slots {
+            if let Some(slot) = self.slots.get_mut(*slot) {
+                let caller = Arc::clone(caller);
+                slot.line.push_back(Waiter { until, caller });
             }
         }
-        (number, turn)
     }
 
-    pub(super) fn outlook(&self, id: SlotId) -> Outlook {
-        let turn = self.turn(id);
-        let is_used = turn == Some(Turn::Used);
-        let is_queued = |id| {
-            self.calls
-                .get(&id)
-                .is_some_and(|call: &Call| call.was_queued)
-        };
-        Outlook {
-            turn,
-            lasts: is_used || matches!(turn, Some(Turn::Call(id)) if is_queued(id)),
-            used: self.hold(id).filter(|_| is_used).cloned(),
-        }
+    /// What is before a caller at the first of these slots where it cannot have the turn now.
+    pub(super) fn outlook(
+        &self,
+        slots: &NamedSlots,
+        caller: Option<&Arc<Notify>>,
+    ) -> Option<Outlook> {
+        let slots = || slots.iter().filter_map(|(_, slot)| self.slots.get(*slot));
+        let slot = slots().find(|slot| !slot.is_free_for(caller))?;
+        let is_used = slot.turn == Some(Turn::Used);
+        let is_queued = |id| self.calls.get(&id).is_some_and(|call| call.was_queued);
+        let is_out = |caller| slots().any(|slot| slot.place_of(caller).is_none());
+        Some(Outlook {
+            turn: slot.turn,
+            lasts: is_used || matches!(slot.turn, Some(Turn::Call(id)) if is_queued(id)),
+            used: slot.hold.clone().filter(|_| is_used),
+            is_refused: caller.is_some_and(is_out),
+        })
     }
 
     /// The call has joined the server's queue.
@@ -346,25 +372,29 @@ impl State {
         }
     }
 
-    /// Leaves the wait for a turn. True if the turn had come already: the caller passes it on.
-    pub(super) fn leave_line(&mut self, id: SlotId, number: u64) -> bool {
-        let Some(slot) = self.slots.get_mut(id) else {
-            return false;
-        };
-        slot.line.retain(|waiter| waiter.number != number);
-        slot.turn == Some(Turn::Next(number))
+    /// A caller leaves the line. If nobody has the turn it is that of the next, as in
+    /// [`Self::pass_turn`].
+    #[must_use = "it is to be released"]
+    pub(super) fn leave_line(&mut self, id: SlotId, caller: &Arc<Notify>) -> Option<Arc<Hold>> {
+        let slot = self.slots.get_mut(id)?;
+        let place = slot.place_of(caller)?;
+        slot.line.remove(place);
+        let is_free = slot.turn.is_none();
+        is_free.then(|| self.pass_turn(id)).flatten()
     }
 
     /// Takes out the hold at a slot, for its release before the owner asks again. The release has
     /// the turn. Nothing, if the server has no hold.
     pub(super) fn release_first(&mut self, id: SlotId) -> Option<Arc<Hold>> {
-        let number = self.number();
-        self.slots.get_mut(id)?.take_out(number)
+        let hold = self.slots.get_mut(id)?.take_out()?;
+        let leaving = Turn::Leaving(self.number());
+        self.take_turn(id, leaving);
+        Some(hold)
     }
 
     /// The turn is over. A hold that must go back is returned, and its release has the turn;
-    /// otherwise it is that of the next in line. Without one the slot goes, unless something is
-    /// held.
+    /// otherwise the first in line is woken, to take it. Without one the slot goes, unless
+    /// something is held.
     #[must_use = "it is to be released"]
     pub(super) fn pass_turn(&mut self, id: SlotId) -> Option<Arc<Hold>> {
         let number = self.number();
@@ -372,20 +402,17 @@ impl State {
         slot.turn = None;
         let hold = slot.hold.as_ref();
         if hold.is_some_and(|hold| !slot.stays(hold)) {
-            let out = slot.take_out(number);
+            let out = self.release_first(id);
             if out.is_some() {
                 return out;
             }
         }
-        while let Some(next) = slot.line.pop_front() {
-            if next.told.send(()).is_ok() {
-                slot.turn = Some(Turn::Next(next.number));
-                return None;
-            }
-        }
-        if slot.hold.is_none() {
+        let slot = self.slots.get_mut(id)?;
+        if slot.has_line() {
+            slot.wake_first();
+        } else if slot.hold.is_none() {
             let slot = self.slots.remove(id);
-            self.ids.remove(&Key::of(&slot.target));
+            self.ids.remove(&slot.key);
             if let Some(kept) = slot.kept {
                 self.kept.remove(&kept);
             }
@@ -397,11 +424,17 @@ impl State {
         None
     }
 
-    /// Adds a call, whose turn it is at its slots.
+    /// Adds a call, whose turn it is at its slots. That of a kept lock is its owner's from now on.
     pub(super) fn begin(&mut self, call: Call) -> CallId {
         let id = self.number();
-        for (_, slot) in &call.slots {
+        for (name, slot) in &call.slots {
             self.take_turn(*slot, Turn::Call(id));
+            if let Some(kept) = self.slots.get_mut(*slot).filter(|slot| slot.kept.is_some()) {
+                let key = Key::of(&call.request.target(name));
+                self.ids
+                    .remove(&std::mem::replace(&mut kept.key, key.clone()));
+                self.ids.insert(key, *slot);
+            }
         }
         self.calls.insert(id, call);
         id
@@ -426,7 +459,7 @@ impl State {
 }
 
 /// An owner at a lock in a mode, as events name it.
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
     name: Arc<[u8]>,
     owner: Arc<[u8]>,
