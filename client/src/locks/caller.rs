@@ -175,7 +175,7 @@ impl Caller {
         // Whoever is before it in line may wait for another lock, and for as long.
         let goes_on = lasts || turn.is_none();
         let is_late = deadline.is_some_and(|deadline| deadline <= now);
-        if before.is_refused || is_late && goes_on && (lasts || !is_first_look) {
+        if is_late && goes_on && (lasts || !is_first_look) {
             return Err(refused(before.used.as_ref()));
         }
         if self.look_at.is_none_or(|at| at <= now) {

@@ -42,14 +42,8 @@ fn may_be_kept(hold: &Hold, now: Instant) -> bool {
 impl State {
     /// Takes an idle lock out for its release: this one, or the oldest of too many.
     fn ends_idle(&mut self, id: SlotId) -> Option<Arc<Hold>> {
-        // With the turn it leaves its place among those that are idle.
-        let leaving = Turn::Leaving(self.number());
-        self.take_turn(id, leaving);
         let hold = self.release_first(id);
-        if hold.is_none() {
-            return self.pass_turn(id);
-        }
-        hold
+        hold.or_else(|| self.pass_turn(id))
     }
 }
 

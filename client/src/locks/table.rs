@@ -116,8 +116,6 @@ pub(super) struct Outlook {
     pub(super) lasts: bool,
     /// The hold of the kept lock that is used.
     pub(super) used: Option<Arc<Hold>>,
-    /// Whether the caller may not wait any longer.
-    pub(super) is_refused: bool,
 }
 
 /// Names, and the slots of an owner there.
@@ -190,28 +188,18 @@ impl Slot {
         !self.line.is_empty()
     }
 
-    /// The place of a caller in the line.
-    fn place_of(&self, caller: &Arc<Notify>) -> Option<usize> {
-        let mut line = self.line.iter();
-        line.position(|waiter| Arc::ptr_eq(&waiter.caller, caller))
-    }
-
     /// Whether nobody has the turn, and the caller, if it stands in line, is the first.
     fn is_free_for(&self, caller: Option<&Arc<Notify>>) -> bool {
         let first = self.line.front().map(|waiter| &waiter.caller);
         self.turn.is_none() && first.map(Arc::as_ptr) == caller.map(Arc::as_ptr)
     }
 
-    /// Refuses waiters whose time is over: the present turn lasts longer.
-    fn refuse_late(&mut self) {
+    /// Wakes the callers whose time is over: the present turn lasts longer.
+    fn wake_late(&self) {
         let now = Instant::now();
-        self.line.retain(|waiter| {
-            let stays = waiter.until.is_none_or(|until| until > now);
-            if !stays {
-                waiter.caller.notify_one();
-            }
-            stays
-        });
+        let is_late = |waiter: &&Waiter| waiter.until.is_some_and(|until| until <= now);
+        let late = self.line.iter().filter(is_late);
+        late.for_each(|waiter| waiter.caller.notify_one());
     }
 
     /// The first in line, if there is one, begins: it shares the hold, if one is there for it. That
@@ -330,16 +318,14 @@ impl State {
         slots: &NamedSlots,
         caller: Option<&Arc<Notify>>,
     ) -> Option<Outlook> {
-        let slots = || slots.iter().filter_map(|(_, slot)| self.slots.get(*slot));
-        let slot = slots().find(|slot| !slot.is_free_for(caller))?;
+        let mut slots = slots.iter().filter_map(|(_, slot)| self.slots.get(*slot));
+        let slot = slots.find(|slot| !slot.is_free_for(caller))?;
         let is_used = slot.turn == Some(Turn::Used);
         let is_queued = |id| self.calls.get(&id).is_some_and(|call| call.was_queued);
-        let is_out = |caller| slots().any(|slot| slot.place_of(caller).is_none());
         Some(Outlook {
             turn: slot.turn,
             lasts: is_used || matches!(slot.turn, Some(Turn::Call(id)) if is_queued(id)),
             used: slot.hold.clone().filter(|_| is_used),
-            is_refused: caller.is_some_and(is_out),
         })
     }
 
@@ -351,7 +337,7 @@ impl State {
         (call.was_queued, call.tries) = (true, 0);
         for (_, slot) in &call.slots {
             if let Some(slot) = self.slots.get_mut(*slot) {
-                slot.refuse_late();
+                slot.wake_late();
             }
         }
     }
@@ -367,7 +353,7 @@ impl State {
             // Being kept counts as one guard more.
             hold.gains_guard();
             before.inspect(|before| before.loses_guard());
-            slot.refuse_late();
+            slot.wake_late();
             self.take_turn(id, Turn::Used);
         }
     }
@@ -377,8 +363,8 @@ impl State {
     #[must_use = "it is to be released"]
     pub(super) fn leave_line(&mut self, id: SlotId, caller: &Arc<Notify>) -> Option<Arc<Hold>> {
         let slot = self.slots.get_mut(id)?;
-        let place = slot.place_of(caller)?;
-        slot.line.remove(place);
+        slot.line
+            .retain(|waiter| !Arc::ptr_eq(&waiter.caller, caller));
         let is_free = slot.turn.is_none();
         is_free.then(|| self.pass_turn(id)).flatten()
     }
@@ -413,9 +399,8 @@ impl State {
         } else if slot.hold.is_none() {
             let slot = self.slots.remove(id);
             self.ids.remove(&slot.key);
-            if let Some(kept) = slot.kept {
-                self.kept.remove(&kept);
-            }
+            slot.kept.and_then(|kept| self.kept.remove(&kept));
+            slot.place.and_then(|place| self.idle.remove(&place));
         } else if slot.kept.is_some() {
             let place = (Instant::now(), number);
             slot.place = Some(place);
