@@ -17,14 +17,11 @@ mod wanted;
 use wanted::Wanted;
 
 pub(crate) mod hold;
-use hold::{CountsOn, Grant, Renewal};
+use hold::{CountsOn, Grant};
 pub(crate) use hold::{Hold, HoldOptions, Target};
 
 mod request;
 pub(crate) use request::Request;
-
-mod watchdog;
-use watchdog::Watchdog;
 
 // The outcome of a command, for its caller.
 mod report;
@@ -34,7 +31,7 @@ mod table;
 use table::{Call, CallId, Phase, SlotId, State, Table};
 
 mod context;
-pub(crate) use context::{Context, Settings};
+pub(crate) use context::{Context, Handle, Settings};
 
 mod held;
 
@@ -42,6 +39,8 @@ pub(crate) use held::{Held, Helds, lost};
 
 pub(crate) mod renew;
 pub(crate) use renew::Aim;
+
+mod caller;
 
 pub(crate) mod acquire;
 
@@ -55,4 +54,4 @@ mod listen;
 pub(crate) use listen::wanted;
 
 mod keep;
-pub(crate) use keep::{Keeper, KeptKey};
+pub(crate) use keep::KeptKey;

@@ -7,15 +7,13 @@ use endpoint::Certificates;
 
 mod dial;
 pub(crate) use dial::Dialer;
-use dial::{Pushes, Socket};
+use dial::{Replies, Socket};
 
 mod sentinel;
 use sentinel::Sentinels;
 
-mod connection;
-use connection::{Answered, Connection, Replies, Values};
-
 mod connector;
+use connector::Connection;
 pub(crate) use connector::Connector;
 
 pub(crate) mod sentinel_watch;
@@ -25,11 +23,10 @@ mod session;
 pub(crate) use session::{Confidence, Session};
 
 mod command;
-use command::Expected;
-pub(crate) use command::{Manner, Outcome, Request, Sending};
+pub(crate) use command::{Manner, Outcome, Request, Sending, Then};
 
 mod listener;
-pub(crate) use listener::{Listener, News};
+pub(crate) use listener::Listener;
 
 pub(crate) mod listening;
 

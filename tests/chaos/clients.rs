@@ -308,6 +308,6 @@ fn wanted(lock: &str, owner: &str) {
 }
 
 /// A guard has said that it holds.
-fn sure(at: u64, lock: &str, owner: impl Display) {
-    println!("| sure {at} {lock} {owner}");
+fn sure(at: u64, lock: &str, owner: impl Display, token: u64) {
+    println!("| sure {at} {lock} {owner} {token}");
 }

@@ -12,7 +12,7 @@
 //!                                              others get this one
 //! told    ID TIME refused | left N | renewed N | lost | error CODE
 //! told    ID TIME gave N                       several locks: one hold of each of so many
-//! sure    TIME LOCK OWNER                      a guard says that it holds
+//! sure    TIME LOCK OWNER TOKEN                a guard says that it holds
 //! wanted  TIME LOCK OWNER                      an event says that somebody wants what it holds
 //! closed  TIME PROCESS                         it closes the connection its sessions live by
 //! died    TIME PROCESS
@@ -142,6 +142,8 @@ pub(crate) struct Belief {
     pub(crate) at: Time,
     pub(crate) lock: String,
     pub(crate) owner: String,
+    /// That of its hold: an owner can have a lock several times, one hold after the other.
+    pub(crate) token: u64,
 }
 
 /// A session was told that what this owner holds is wanted.
@@ -248,6 +250,7 @@ impl History {
                 at: words.next()?.parse().ok()?,
                 lock: words.next()?.to_owned(),
                 owner: words.next()?.to_owned(),
+                token: words.next()?.parse().ok()?,
             }),
             "wanted" => self.wanted.push(Wanted {
                 at: words.next()?.parse().ok()?,

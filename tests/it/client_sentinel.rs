@@ -548,29 +548,33 @@ async fn a_guard_at_a_replaced_primary_is_lost_where_the_sentinels_are_listened_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_sentinel_is_listened_to_and_another_if_that_connection_ends() {
+async fn each_sentinel_is_listened_to_on_the_connection_on_which_it_is_asked() {
     let watched = Sentinels::start();
     let client = connect(steadfast(), &watched).await;
-    let listeners = || {
-        let lists = (0..3).map(|number| watched.sentinel(number).run("CLIENT LIST").text());
-        let is_listener = |line: &&str| line.contains("cmd=subscribe") && line.contains("sub=1");
-        let ids = |(number, list): (usize, String)| {
-            let lines = list.lines().filter(is_listener);
-            let id = |line: &str| line.split(' ').next().unwrap().replace("id=", "");
-            lines.map(|line| (number, id(line))).collect::<Vec<_>>()
-        };
-        lists.enumerate().flat_map(ids).collect::<Vec<_>>()
+    let listeners = |number: usize| {
+        let list = watched.sentinel(number).run("CLIENT LIST").text();
+        let listening = list.lines().filter(|line| line.contains("sub=1"));
+        let id = |line: &str| line.split(' ').next().unwrap().replace("id=", "");
+        listening.map(id).collect::<Vec<_>>()
     };
-    until("one of them is listened to", || listeners().len() == 1);
-    let (number, id) = listeners().remove(0);
-    let kill = format!("CLIENT KILL ID {id}");
-    assert_eq!(watched.sentinel(number).run(kill), 1);
-    until("another is", || {
-        let listeners = listeners();
-        listeners.len() == 1 && listeners[0].0 != number
+    until("each of them is listened to on one connection", || {
+        (0..3).all(|number| listeners(number).len() == 1)
+    });
+    let before = listeners(1);
+    assert_eq!(
+        watched
+            .sentinel(1)
+            .run(format!("CLIENT KILL ID {}", before[0])),
+        1
+    );
+    until("it is on another", || {
+        let now = listeners(1);
+        now.len() == 1 && now != before
     });
     drop(client);
-    until("none is", || listeners().is_empty());
+    until("none is", || {
+        (0..3).all(|number| listeners(number).is_empty())
+    });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -581,7 +585,7 @@ async fn a_sentinel_that_floods_makes_the_client_ask_every_50_ms_at_most() {
     let urls = honest.iter().chain([&flooding]).map(Impostor::url);
     let client = soon(steadfast().sentinels(urls).connect(&service())).await;
     let client = client.unwrap();
-    // Listened to in its turn: the others refuse that.
+    // It is listened to; the others refuse that.
     honest[0].be_asked(20);
     let (asked, began) = (honest[0].asked(), Instant::now());
     tokio::time::sleep(Duration::from_secs(5)).await;

@@ -11,14 +11,13 @@ use tokio::time::{Instant, timeout_at};
 use crate::api::Guard;
 use crate::locks::Helds;
 use crate::locks::acquire::acquire;
-use crate::locks::{Context, HoldOptions, Keeper, KeptKey, Owner, Request};
+use crate::locks::{Handle, HoldOptions, KeptKey, Owner, Request};
 use crate::wire::{Mode, WaitMode};
 use crate::{Error, MILLIS_MAX, part, whole_millis, within};
 
 #[derive(Clone)]
 pub(crate) struct AcquireOptions {
-    pub(crate) context: Arc<Context>,
-    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) context: Arc<Handle>,
     pub(crate) names: SmallVec<[Arc<[u8]>; 1]>,
     pub(crate) lease: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
@@ -37,114 +36,93 @@ impl AcquireOptions {
     ///
     /// If the future is dropped, all that it has begun is undone.
     pub(crate) async fn take<M>(&self, mode: Mode, wait_mode: WaitMode) -> Result<Guard<M>, Error> {
-        if let Some(idle) = self.kept_for {
-            return self.take_kept(idle, wait_mode).await;
-        }
         self.check()?;
-        let parts = match self.names.as_slice() {
-            [] => return Err(Error::refused("several locks at once need a name")),
-            [_] => Vec::new(),
-            names => self.context.router.parts(names),
-        };
-        let owner = self.owner.clone().unwrap_or_else(|| self.context.owner());
-        if parts.len() > 1 {
-            // Most calls do not come here, and their futures need not have the room for it.
-            return Box::pin(self.take_parts(&owner, mode, parts, wait_mode)).await;
-        }
-        let taken = self.take_part(&owner, mode, &self.names, wait_mode).await;
-        taken.map(Guard::of)
-    }
-
-    /// Refuses values out of their bounds, also where the owner's first guard has settled the
-    /// options.
-    fn check(&self) -> Result<(), Error> {
-        let max_hold = self
-            .max_hold
-            .map_or(Ok(()), |longest| within("max_hold", longest, MILLIS_MAX));
-        let lease = self
-            .lease
-            .map_or(Ok(()), |lease| within("lease", lease, MILLIS_MAX));
-        lease.and(max_hold).map_err(Error::refused)?;
-        // It would be entered beside the guard that has it then.
-        if self.owner.as_ref().is_some_and(Owner::is_kept) {
-            return Err(Error::refused(
-                "the owner is that of a kept lock, which others use next",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Takes a lock that is kept for its next use here.
-    async fn take_kept<M>(&self, idle: Duration, wait_mode: WaitMode) -> Result<Guard<M>, Error> {
-        within("keep", idle, MILLIS_MAX).map_err(Error::refused)?;
-        self.check()?;
-        if self.owner.is_some() {
-            let both = "a lock is kept for whoever comes next here, or has an owner: not both";
-            return Err(Error::refused(both));
-        }
-        if self.context.background.closing.is_cancelled() {
-            return Err(Error::shut_down());
-        }
-        let kept = self.keeper.lock(KeptKey {
-            name: self.names.first().cloned().unwrap_or_default(),
-            options: self.hold_options(),
-            idle,
-        });
-        if let Some(held) = kept.take_now() {
+        let kept = self.kept_key();
+        if let Some(held) = kept.as_ref().and_then(|key| self.context.take_idle(key)) {
             // Without this, a task that only takes a kept lock again and again would block the
             // other tasks of its thread, and so never hear that the lock is wanted.
             consume_budget().await;
             return Ok(Guard::of(smallvec![held]));
         }
-        // As above.
-        let taken = Box::pin(kept.take(&self.context, wait_mode)).await;
-        taken.map(|held| Guard::of(smallvec![held]))
-    }
-
-    async fn take_part(
-        &self,
-        owner: &Owner,
-        mode: Mode,
-        names: &[Arc<[u8]>],
-        wait_mode: WaitMode,
-    ) -> Result<Helds, Error> {
+        let owner = self.owner.clone().unwrap_or_else(|| self.context.owner());
         let request = Request {
-            owner: owner.clone(),
-            names: names.iter().cloned().collect(),
+            owner: if kept.is_some() {
+                owner.of_kept()
+            } else {
+                owner
+            },
+            names: self.names.clone(),
             mode,
             options: self.hold_options(),
             wait_mode,
-            was_held_up: false,
+            kept: kept.map(Arc::new),
         };
-        acquire(&self.context, request).await
+        let parts = self.context.router.parts(&self.names);
+        if parts.len() > 1 {
+            // Most calls do not come here, and their futures need not have the room for it.
+            return Box::pin(self.take_parts(request, parts)).await;
+        }
+        acquire(&self.context, request).await.map(Guard::of)
+    }
+
+    /// Refuses values out of their bounds, also where the owner's first guard has settled the
+    /// options.
+    fn check(&self) -> Result<(), Error> {
+        for (setting, time) in [
+            ("lease", self.lease),
+            ("max_hold", self.max_hold),
+            ("keep", self.kept_for),
+        ] {
+            let checked = time.map_or(Ok(()), |time| within(setting, time, MILLIS_MAX));
+            checked.map_err(Error::refused)?;
+        }
+        Err(Error::refused(match &self.owner {
+            _ if self.names.is_empty() => "several locks at once need a name",
+            // It would be entered beside the guard that has it then.
+            Some(owner) if owner.is_kept() => {
+                "the owner is that of a kept lock, which others use next"
+            }
+            Some(_) if self.kept_for.is_some() => {
+                "a lock is kept for whoever comes next here, or has an owner: not both"
+            }
+            _ => return Ok(()),
+        }))
+    }
+
+    fn kept_key(&self) -> Option<KeptKey> {
+        Some(KeptKey {
+            idle: self.kept_for?,
+            name: self.names.first().cloned()?,
+            options: self.hold_options(),
+        })
     }
 
     /// Takes the names of one slot after the other, in the order in which everybody does.
     async fn take_parts<M>(
         &self,
-        owner: &Owner,
-        mode: Mode,
+        request: Request,
         parts: Vec<Arc<[Arc<[u8]>]>>,
-        wait_mode: WaitMode,
     ) -> Result<Guard<M>, Error> {
-        let mut parts = parts.into_iter();
-        let first = parts.next().unwrap_or_default();
-        let first = self.take_part(owner, mode, &first, wait_mode).await?;
-        let mut taken: Guard<M> = Guard::of(first);
+        let mut taken: Guard<M> = Guard::of(Helds::new());
         // A server that does not answer is not waited for beyond the time at which the call has to
         // return; the background goes on.
         let response_timeout = self.context.router.response_timeout;
-        let limit = match wait_mode {
+        let limit = match request.wait_mode {
             WaitMode::Until(deadline) => deadline.checked_add(response_timeout),
             WaitMode::None | WaitMode::Forever => None,
         };
         // One deadline for all parts: if each part began a new one, quick parts would put off the
         // renewal for ever.
         let mut renew_at = self.renewal_after(Instant::now());
+        let mut parts = parts.iter();
         let rest = async {
             while let Some(part) = parts.next() {
+                let part = Request {
+                    names: part.iter().cloned().collect(),
+                    ..request.clone()
+                };
                 let next = tokio::select! {
-                    next = self.take_part(owner, mode, &part, wait_mode) => next?,
+                    next = acquire(&self.context, part) => next?,
                     error = self.keep(&taken, &mut renew_at) => return Err(error),
                 };
                 // The lease begins with the last of the grants.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::Client;
-use crate::locks::{Context, Keeper, Settings};
+use crate::locks::{Context, Handle, Settings};
 use crate::topology::{Identity, Router};
 use crate::wire::{Connector, Dialer, Durability};
 use crate::{Error, GRACE_MAX, MILLI, MILLIS_MAX, TIMEOUT_MAX, chance, part, whole_millis, within};
@@ -289,9 +289,9 @@ impl ClientBuilder {
     ///
     /// A connected client asks them again 2.5 to 3.75 s after it asked last; with a
     /// [grace](Self::grace) below 5 s, after a half to three quarters of the grace, and not before
-    /// 50 ms. If it may, it listens to one of them as well, and asks at once when that tells of a
-    /// new primary. A sentinel that has not answered after 1.25 s (or a quarter of the grace)
-    /// counts as silent.
+    /// 50 ms. If it may, it listens to each of them as well, on the same connection, and asks all
+    /// at once when one tells of a new primary. A sentinel that has not answered after 1.25 s (or
+    /// a quarter of the grace) counts as silent.
     ///
     /// If more than half of the named sentinels name another server, and again 0.1 s later, the
     /// connections to the old one are given up, even if it still answers, and also if the new one
@@ -433,6 +433,7 @@ impl ClientBuilder {
             lease: self.lease,
             max_hold: self.max_hold,
             interval: self.interval(),
+            kept_max: self.kept_max,
         };
         let context = Context::start(settings, |runtime, listener| {
             let identity = Identity {
@@ -446,8 +447,8 @@ impl ClientBuilder {
             };
             Router::start(first, cluster, identity)
         });
-        let keeper = Keeper::new(self.kept_max);
-        Client { context, keeper }
+        let context = Arc::new(Handle(context));
+        Client { context }
     }
 
     /// Refuses a setting that is out of its bounds, and names the bounds.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::api::{AcquireOptions, Lock, MultiLock, RwLock, Semaphore};
 use crate::error::Error;
-use crate::locks::{Context, Keeper, Owner, guarded};
+use crate::locks::{Handle, Owner, guarded};
 
 /// A connection to one server on which locks are taken. Cheap to clone; clones are the same
 /// client.
@@ -19,8 +19,7 @@ use crate::locks::{Context, Keeper, Owner, guarded};
 /// connection waits for them.
 #[derive(Clone)]
 pub struct Client {
-    pub(crate) context: Arc<Context>,
-    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) context: Arc<Handle>,
 }
 
 impl Client {
@@ -130,7 +129,6 @@ impl Client {
     fn options(&self, names: impl IntoIterator<Item = Arc<[u8]>>) -> AcquireOptions {
         AcquireOptions {
             context: Arc::clone(&self.context),
-            keeper: Arc::clone(&self.keeper),
             names: names.into_iter().collect(),
             lease: None,
             max_hold: None,
@@ -168,6 +166,7 @@ impl Client {
     /// # }
     /// ```
     pub async fn shutdown(&self) {
+        self.context.keep_none();
         self.context.background.shut_down().await;
     }
 }

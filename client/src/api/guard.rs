@@ -225,7 +225,7 @@ impl Guard<Write> {
             mode: Mode::Read,
             options: hold.options_left(Instant::now()),
             wait_mode: WaitMode::None,
-            was_held_up: false,
+            kept: None,
         };
         let reader = acquire(self.context(), request).await.map(Guard::of);
         // Held until now, and so when the reading began.
@@ -403,17 +403,6 @@ impl<M> Guard<M> {
         locks::wanted(self.context(), self.holds(), &self.heard).await
     }
 
-    /// The same for a quorum, which counts the reports of each guard in `heard`. The future does
-    /// not keep the guard alive: it may be released meanwhile.
-    pub(crate) fn wanted_apart(
-        &self,
-        heard: Arc<AtomicU64>,
-    ) -> impl Future<Output = Result<(), Error>> + use<M> {
-        let (context, holds) = (Arc::clone(self.context()), self.holds());
-        let holds: Vec<_> = holds.cloned().collect();
-        async move { locks::wanted(&context, holds.iter(), &heard).await }
-    }
-
     /// Starts the lease anew, for all guards of this hold. One round trip. The watchdog does this
     /// by itself for locks that were given no lease. Not past
     /// [`max_hold`](crate::ClientBuilder::max_hold).
@@ -447,8 +436,8 @@ impl<M> Guard<M> {
     /// ```
     pub async fn renew(&self) -> Result<(), Error> {
         self.still_held()?;
-        let renew = |hold| renew::ask(self.context(), hold, Aim::Anew);
-        try_join_all(self.holds().map(renew)).await?;
+        let renew = |held: &Held| renew::ask(&held.context, &held.hold, Aim::Anew);
+        try_join_all(self.helds.iter().map(renew)).await?;
         Ok(())
     }
 

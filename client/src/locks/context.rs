@@ -1,13 +1,15 @@
 //! The state that the clones of a client and its guards share.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use crate::background::Background;
-use crate::locks::{Hold, Owner, Table, Target, Watchdog};
+use crate::locks::{Owner, Table};
 use crate::topology::Router;
 
 /// A client's locks, its servers, and the tasks between them.
@@ -17,7 +19,8 @@ pub(crate) struct Context {
     pub(super) numbers: AtomicU64,
     pub(crate) router: Arc<Router>,
     pub(crate) table: Table,
-    pub(crate) watchdog: Arc<Watchdog>,
+    /// Tells the watchdog that a renewal was refused.
+    pub(super) renewal_failed: Arc<Notify>,
     /// The watchdog's, and in a cluster what asks who serves what. They end with it.
     pub(super) _tasks: JoinSet<()>,
     pub(crate) background: Background,
@@ -30,21 +33,11 @@ pub(crate) struct Settings {
     pub(crate) max_hold: Option<Duration>,
     /// How often the watchdog renews.
     pub(crate) interval: Duration,
+    /// How many locks are kept idle at most.
+    pub(crate) kept_max: usize,
 }
 
 impl Context {
-    /// How far the owner of a kept lock has come; `None` while its call has no answer.
-    pub(super) fn state_of(&self, target: &Target) -> Option<Asks> {
-        self.table.with(|state| {
-            let slot = state.slot(target);
-            let hold = state.hold(slot).cloned();
-            let is_queued = state.call_at(slot).is_some_and(|(_, call)| call.was_queued);
-            state.tidy(slot);
-            hold.map(Asks::Holds)
-                .or(is_queued.then_some(Asks::IsQueued))
-        })
-    }
-
     /// A new owner, unlike any other.
     pub(crate) fn owner(&self) -> Owner {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
@@ -52,8 +45,20 @@ impl Context {
     }
 }
 
-/// See [`Context::state_of`].
-pub(super) enum Asks {
-    IsQueued,
-    Holds(Arc<Hold>),
+/// The client, a clone of it, or a lock named by it share this. With the last of them nobody can
+/// take a lock that is kept idle, and guards may live on.
+pub(crate) struct Handle(pub(crate) Arc<Context>);
+
+impl Deref for Handle {
+    type Target = Arc<Context>;
+
+    fn deref(&self) -> &Arc<Context> {
+        &self.0
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.keep_none();
+    }
 }

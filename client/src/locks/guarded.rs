@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::error::{Code, Error, LostReason};
 use crate::locks::{Context, Hold};
-use crate::wire::reply::{read_by, read_count};
+use crate::wire::reply::{read, read_by};
 use crate::wire::{Manner, Outcome, Request, request};
 
 /// Has the command run where the lock is. That the hold is not there is the server's word that it
@@ -20,6 +20,7 @@ pub(crate) async fn call(context: &Context, hold: &Hold, command: &Cmd) -> Resul
     read_by(reply, |reply| Some(reply.clone())).inspect_err(|error| {
         if error.code() == Code::NotHeld {
             hold.mark_gone(LostReason::NotHeld);
+            hold.changed.notify_waiters();
         }
     })
 }
@@ -35,7 +36,7 @@ pub(crate) async fn set_limit(
         return Err(Error::shut_down());
     }
     let reply = once(context, name, request::limit(name, limit)).await;
-    let before = read_by(reply, read_count)?;
+    let before = read_by(reply, read::<u64>)?;
     Ok(u32::try_from(before).ok().filter(|before| *before > 0))
 }
 

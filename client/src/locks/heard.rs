@@ -6,36 +6,37 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep};
 
 use crate::error::{Code, Error};
-use crate::locks::acquire::Next;
-use crate::locks::{CallId, Context, Hold, Phase, State, renew};
+use crate::locks::{Call, Context, Hold, Phase, renew};
 use crate::topology::{Moves, slot_of};
-use crate::wire::{Event, Listener, News, Request, Session, What};
+use crate::wire::{Event, Listener, Manner, Request, Session, Told, What};
 use crate::{Backoff, task};
 
 impl Listener for Context {
-    fn heard(&self, session: &Arc<Session>, news: News) {
+    fn heard(&self, session: &Arc<Session>, told: &Told, is_new: bool, since: Option<Instant>) {
         let Some(this) = self.this.upgrade() else {
             return;
         };
-        if news.is_new {
-            this.begins_anew(session, news.life);
+        if is_new {
+            this.begins_anew(session, told.life);
         }
         // Marks all lost holds before any guard is notified: a caller that hears of one lost lock
         // may ask for several at once, and must not share a hold that is lost as well.
-        for event in &news.events {
+        for event in &told.events {
             if let (Some(hold), What::Lost(reason)) = (this.hold_of(session, event), &event.what) {
-                hold.mark_gone_silently(*reason);
+                hold.mark_gone(*reason);
             }
         }
-        for event in &news.events {
-            this.hears(session, event, news.since);
+        for event in &told.events {
+            this.hears(session, event, since);
         }
-        let calls = this.table.with(|state| state.calls_with_session(session));
-        for id in calls {
-            this.ask(id, None);
+        // Calls and renewals that were refused for want of a session ask again.
+        if this
+            .table
+            .with(|state| std::mem::take(&mut state.has_refused))
+        {
+            this.ask_all(|call| matches!(call.phase, Phase::Refused));
+            renew::all(&this, this.table.holds(|hold| hold.was_refused()));
         }
-        let holds = this.table.with(|state| state.holds_with_session(session));
-        renew::all(&this, holds);
     }
 
     fn broken(&self, session: &Arc<Session>) {
@@ -46,20 +47,23 @@ impl Listener for Context {
     }
 
     fn redirected(&self, session: &Arc<Session>, mut request: Request, error: Error) {
+        if request.manner == Manner::Asks {
+            return request.fail(error);
+        }
         let there = self.router.redirected(&error);
-        let is_lost = request.expected.hops > HOPS;
+        let is_lost = request.hops > HOPS;
         if let Some(route) = there.filter(|_| !is_lost) {
             request = request.asking(route.asking);
             return route.node.link.send(request);
         }
-        let name = Arc::clone(&request.expected.name);
+        let name = Arc::clone(&request.name);
         if error.code() == Code::Elsewhere && !self.router.is_home(session, &name) {
             return self.router.home(&name).link.send(request.asking(false));
         }
         // Nobody knows yet, or two that have not yet heard of a move send it to each other.
         let context = self.this.clone();
         self.background.runtime.spawn(task(async move {
-            sleep(Backoff::after(request.expected.hops)).await;
+            sleep(Backoff::after(request.hops)).await;
             match context.upgrade() {
                 Some(context) => context.router.home(&name).link.send(request.asking(false)),
                 None => request.fail(Error::shut_down()),
@@ -81,95 +85,69 @@ impl Moves for Context {
             .holds(|hold| has_moved(&hold.target.name) || is_left(&hold.counts_on().session));
         renew::all(&self, holds);
         // A node that no longer serves a lock tells its waiters so, unless the node is gone.
-        let calls: Vec<_> = self.table.with(|state| {
-            let asks = |phase: &Phase| matches!(phase, Phase::Asking);
-            let calls = state.calls().filter(|(_, call)| !asks(&call.phase));
-            let moved = calls.filter(|(_, call)| {
-                let first = call.names.first();
-                let is_elsewhere = |first: &Arc<[u8]>| {
-                    has_moved(first) && !self.router.is_home(&call.session, first)
-                };
-                let is_waiting = matches!(call.phase, Phase::Waiting { .. });
-                is_left(&call.session) || is_waiting && first.is_some_and(is_elsewhere)
-            });
-            moved.map(|(id, _)| id).collect()
+        self.ask_all(|call| {
+            let is_elsewhere = |(name, _): &(Arc<[u8]>, _)| {
+                has_moved(name) && !self.router.is_home(&call.session, name)
+            };
+            match call.phase {
+                // One that pauses goes on by itself, or is about to end.
+                Phase::Asking | Phase::Pausing => false,
+                Phase::Waiting { .. } if call.slots.first().is_some_and(is_elsewhere) => true,
+                _ => is_left(&call.session),
+            }
         });
-        for id in calls {
-            self.ask(id, None);
-        }
     }
 }
 
 impl Context {
+    fn ask_all(self: &Arc<Self>, which: impl FnMut(&mut Call) -> bool) {
+        for id in self.table.calls(which) {
+            self.ask(id, None);
+        }
+    }
+
     /// In another life of the session each hold is renewed by its token, and each wait is asked for
     /// again, except a wait that began in this life. Kept events of the former life are dropped.
     fn begins_anew(self: &Arc<Self>, session: &Arc<Session>, life: i64) {
-        let mut waits = Vec::new();
-        self.table.with(|state| {
-            for (id, call) in state
-                .calls()
-                .filter(|(_, call)| Arc::ptr_eq(&call.session, session))
-            {
+        self.ask_all(|call| {
+            let is_here = Arc::ptr_eq(&call.session, session);
+            if is_here {
                 call.early.clear();
-                match call.phase {
-                    Phase::Waiting { life: begun, .. } if begun != life => waits.push(id),
-                    _ => {}
-                }
             }
+            is_here && matches!(call.phase, Phase::Waiting { life: begun, .. } if begun != life)
         });
-        for id in waits {
-            self.ask(id, None);
-        }
         renew::all(self, self.table.holds(|hold| hold.is_of(session)));
     }
 
     fn hears(self: &Arc<Self>, session: &Arc<Session>, event: &Event, since: Option<Instant>) {
         // In one step: between two looks a call could become a hold, and neither would hear of it.
-        let (hold, next) = self.table.with(|state| {
-            let Some(slot) = state.find(event) else {
-                return (None, None);
-            };
-            if let Some(hold) = state
-                .hold(slot)
-                .filter(|hold| self.is_meant(hold, session, event))
-            {
-                return (Some(Arc::clone(hold)), None);
+        let found = self.table.with(|state| {
+            let slot = state.find(event)?;
+            let hold = state.hold(slot);
+            if let Some(hold) = hold.filter(|hold| self.is_meant(hold, session, event)) {
+                return Some(Ok(Arc::clone(hold)));
             }
-            (None, self.apply_to_call(state, slot, session, event, since))
+            let (id, call) = state.call_at(slot)?;
+            if !Arc::ptr_eq(&call.session, session) {
+                return None;
+            }
+            if let Phase::Waiting { .. } = call.phase {
+                return Some(Err((id, self.apply_to_wait(call, event, since))));
+            }
+            // The answer to the ACQUIRE will tell whether it is about this.
+            call.early.push(event.clone());
+            None
         });
-        if let Some(hold) = hold {
-            match &event.what {
-                What::Failed(_) => {
-                    // Its slot has moved.
-                    self.router.request_refresh();
-                    renew::all(self, vec![hold]);
-                }
-                _ => hold.apply(event),
+        match (found, &event.what) {
+            (None, _) => {}
+            (Some(Err((id, next))), _) => self.go_on(id, next),
+            (Some(Ok(hold)), What::Failed(_)) => {
+                // Its slot has moved.
+                self.router.request_refresh();
+                renew::all(self, vec![hold]);
             }
+            (Some(Ok(hold)), _) => hold.apply(event),
         }
-        if let Some((id, next)) = next {
-            self.go_on(id, next);
-        }
-    }
-
-    fn apply_to_call(
-        self: &Arc<Self>,
-        state: &mut State,
-        slot: usize,
-        session: &Arc<Session>,
-        event: &Event,
-        since: Option<Instant>,
-    ) -> Option<(CallId, Next)> {
-        let (id, call) = state.call_at(slot)?;
-        if !Arc::ptr_eq(&call.session, session) {
-            return None;
-        }
-        if let Phase::Waiting { .. } = call.phase {
-            return Some((id, self.apply_to_wait(state, id, event, since)));
-        }
-        // The answer to the ACQUIRE will tell whether it is about this.
-        call.early.push(event.clone());
-        None
     }
 }
 
@@ -195,7 +173,10 @@ impl Hold {
     /// An event that names this hold.
     pub(super) fn apply(&self, event: &Event) {
         match &event.what {
-            What::Lost(reason) => self.mark_gone(*reason),
+            What::Lost(reason) => {
+                self.mark_gone(*reason);
+                self.changed.notify_waiters();
+            }
             What::Wanted => self.is_wanted(),
             What::Granted | What::TimedOut { .. } | What::Left | What::Failed(_) => {}
         }

@@ -1,18 +1,16 @@
 //! A guard's part in a hold, and the release.
 
-use std::pin::pin;
 use std::sync::{Arc, Weak};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::error::{Error, LostReason};
 use crate::locks::report::{Report, tell};
 use crate::locks::table::Turn;
-use crate::locks::{Context, Hold, SlotId, Target};
-use crate::topology::Node;
+use crate::locks::{Context, Hold, SlotId, State, Target};
 use crate::trace;
 use crate::wire::reply::{read_by, read_released};
 use crate::wire::{Manner, Outcome, Request, request};
@@ -20,27 +18,14 @@ use crate::wire::{Manner, Outcome, Request, request};
 /// The result of a call: one part for each name, in the order of the names.
 pub(crate) type Helds = SmallVec<[Held; 1]>;
 
-/// Where a lock stays for its next use, instead of being given back to the server.
-pub(super) trait Keeps: Send + Sync {
-    /// Whether callers of this process wait for it.
-    fn has_line(&self) -> bool;
-
-    /// A guard gives the lock back: whether it stays here.
-    fn put_back(self: Arc<Self>, held: &mut Held) -> bool;
-
-    /// The lock has been given back to the server.
-    fn went_back(self: Arc<Self>, context: &Context, hold: &Arc<Hold>);
-}
-
 /// A guard's part in the hold of one lock, in any mode. Dropping it releases it.
 pub(crate) struct Held {
     pub(crate) context: Arc<Context>,
     pub(crate) hold: Arc<Hold>,
-    slot: SlotId,
-    /// Nobody has it any more, or another guard has.
+    pub(super) slot: SlotId,
     is_given_back: bool,
-    /// Where it is kept, if it is.
-    pub(super) kept: Option<Arc<dyn Keeps>>,
+    /// Whether a kept lock stays here when this is given back: not before its caller has it.
+    pub(super) stays: bool,
 }
 
 impl Held {
@@ -51,19 +36,14 @@ impl Held {
             hold,
             slot,
             is_given_back: false,
-            kept: None,
+            stays: false,
         }
-    }
-
-    /// The same, handed to the next guard by the one before.
-    pub(super) fn hand_over(&mut self) -> Self {
-        self.is_given_back = true;
-        Self::new(&self.context, Arc::clone(&self.hold), self.slot)
     }
 
     /// Whether callers of this process wait for it, where it is kept.
     pub(crate) fn is_waited_for_here(&self) -> bool {
-        self.kept.as_ref().is_some_and(|kept| kept.has_line())
+        let has_line = |state: &mut State| state.at(self.slot).is_some_and(|slot| slot.has_line());
+        self.hold.target.owner.is_kept() && self.context.table.with(has_line)
     }
 
     /// Gives it back at once, and tells how that went.
@@ -74,19 +54,11 @@ impl Held {
     }
 
     fn give_back(&mut self, report: Report) {
-        if self.is_given_back {
-            return;
-        }
-        let kept = self.kept.take();
-        if let Some(kept) = &kept
-            && Arc::clone(kept).put_back(self)
-        {
-            return tell(report, Ok(()));
-        }
-        self.is_given_back = true;
-        self.context.release(&self.hold, self.slot, report);
-        if let Some(kept) = kept {
-            kept.went_back(&self.context, &self.hold);
+        if !std::mem::replace(&mut self.is_given_back, true) {
+            if !self.stays {
+                self.hold.wanted.must_go_back();
+            }
+            self.context.give_back(&self.hold, self.slot, report);
         }
     }
 }
@@ -98,77 +70,53 @@ impl Drop for Held {
 }
 
 impl Context {
-    /// A guard gives its part back; the last one gives the hold back.
-    fn release(self: &Arc<Self>, hold: &Arc<Hold>, slot: SlotId, mut report: Report) {
+    /// A guard gives its part back; the last one gives the hold back, or to the next caller of a
+    /// kept lock.
+    fn give_back(self: &Arc<Self>, hold: &Arc<Hold>, slot: SlotId, mut report: Report) {
         let lost = hold.lost(Instant::now());
-        let sends = self.table.with(|state| {
-            let is_last = hold.loses_guard();
-            let place = state.at(slot).filter(|_| is_last)?;
+        let left = self.table.with(|state| {
+            hold.loses_guard();
             // If the slot has another hold by now, this one is over, and there is nothing to send.
-            place.hold.take_if(|one| Arc::ptr_eq(one, hold))?;
-            if hold.is_gone() {
-                state.tidy(slot);
-                return None;
-            }
-            if place.turn.is_none() {
-                state.take_turn(slot, Turn::Leaving);
-                return Some(Some(slot));
-            }
-            // The call that has the turn has not asked yet. It waits for the answer to this RELEASE
-            // first.
-            place.left = Some(Arc::clone(hold));
-            Some(None)
+            let place = state.at(slot).filter(|place| place.has(hold))?;
+            // A call that has the turn has not asked yet, and has the hold released first.
+            let is_over = match place.turn {
+                Some(turn) => turn == Turn::Used,
+                None => !hold.has_guards(),
+            };
+            is_over.then(|| state.pass_turn(slot)).flatten()
         });
-        // Ends the task that watches a kept lock.
-        hold.changed.notify_waiters();
         if let Some(reason) = lost {
             tell(report.take(), Err(Error::lost(reason)));
         }
-        let Some(slot) = sends else {
-            return tell(report, Ok(()));
-        };
-        let node = self.router.home(&hold.target.name);
-        self.send_release(&node, &hold.target, Some(hold.token), slot, report);
+        match left {
+            Some(left) => self.send_release(&left, slot, report),
+            None => tell(report, Ok(())),
+        }
+        if hold.target.owner.is_kept() {
+            self.make_room();
+        }
     }
 
-    /// Ends a turn. A hold that was left at the slot is released before the next turn begins.
+    /// Ends a turn. A hold that must go back is released before the next turn begins.
     pub(super) fn pass_turn(self: &Arc<Self>, slot: SlotId) {
-        let left = self.table.with(|state| {
-            let left = state.at(slot).and_then(|slot| slot.left.take());
-            let left = left.filter(|left| !left.is_gone());
-            match &left {
-                Some(_) => state.take_turn(slot, Turn::Leaving),
-                None => state.pass_turn(slot),
-            }
-            left
-        });
-        if let Some(left) = left {
-            let node = self.router.home(&left.target.name);
-            self.send_release(&node, &left.target, Some(left.token), Some(slot), None);
+        if let Some(left) = self.table.with(|state| state.pass_turn(slot)) {
+            self.send_release(&left, slot, None);
         }
     }
 
-    /// Gives back a hold that is lost here, and waits until the server has nothing of it any more.
-    pub(super) async fn release_lost(self: &Arc<Self>, hold: &Arc<Hold>) -> Result<(), Error> {
-        let (report, outcome) = oneshot::channel();
-        let node = self.router.home(&hold.target.name);
-        // Its guards must not say otherwise any more, whatever is confirmed meanwhile.
-        hold.lost(Instant::now());
-        self.send_release(&node, &hold.target, Some(hold.token), None, Some(report));
-        let released = outcome.await.unwrap_or_else(|_| Err(Error::shut_down()));
-        if released.as_ref().err().is_none_or(Error::is_lost) {
-            hold.mark_gone(LostReason::NotHeld);
-        }
-        released
+    /// Gives a hold back, whose release has the turn.
+    pub(super) fn send_release(self: &Arc<Self>, hold: &Hold, slot: SlotId, report: Report) {
+        // Ends the task that watches a kept lock.
+        hold.changed.notify_waiters();
+        self.release_at(&hold.target, Some(hold.token), slot, report);
     }
 
-    /// Sends the RELEASE, and passes the turn on when it is answered, if it has one.
-    pub(super) fn send_release(
+    /// Sends the RELEASE, and passes the turn on when it is answered.
+    pub(super) fn release_at(
         self: &Arc<Self>,
-        node: &Node,
         target: &Target,
         token: Option<u64>,
-        slot: Option<SlotId>,
+        slot: SlotId,
         mut report: Report,
     ) {
         let context = Arc::downgrade(self);
@@ -184,26 +132,23 @@ impl Context {
             match outcome {
                 Outcome::Overdue(error) => tell(report.take(), Err(error)),
                 Outcome::Told(reply, sending) => {
-                    let context = Weak::upgrade(&context);
-                    if let Some((context, slot)) = context.zip(slot) {
-                        context.table.with(|state| state.pass_turn(slot));
+                    if let Some(context) = Weak::upgrade(&context) {
+                        context.pass_turn(slot);
                     }
                     let released = read_by(reply, read_released).and_then(|was_held| {
                         let lost = || Error::lost(LostReason::NotHeld);
-                        // Without a turn of its own: the call that has the turn may have released
-                        // the hold first. Sent again: an earlier copy may have. A loss is told by
-                        // an event.
+                        // Sent again: an earlier copy may have released it. A loss is told by an
+                        // event.
                         let is_again = sending.is_some_and(|sending| sending.again);
-                        let is_done = was_held || slot.is_none() || is_again;
-                        is_done.then_some(()).ok_or_else(lost)
+                        (was_held || is_again).then_some(()).ok_or_else(lost)
                     });
                     tell(report.take(), released);
                 }
             }
         });
         let cmd = request::release(target.subject(), token);
-        node.link
-            .send(Request::new(cmd, &target.name, Manner::Twice, then));
+        let request = Request::new(cmd, &target.name, Manner::Twice, then);
+        self.router.home(&target.name).link.send(request);
     }
 }
 
@@ -218,17 +163,6 @@ pub(crate) async fn lost<'a>(holds: impl Iterator<Item = &'a Arc<Hold>>) -> Lost
 
 /// Ends when it is lost, at the latest with its validity.
 async fn until_lost(hold: &Hold) -> LostReason {
-    loop {
-        // Listens before it looks: what changes in between is heard.
-        let mut changed = pin!(hold.changed.notified());
-        changed.as_mut().enable();
-        let end = hold.end();
-        if let Some(reason) = hold.lost(Instant::now()) {
-            return reason;
-        }
-        tokio::select! {
-            () = sleep_until(end) => {}
-            () = changed => {}
-        }
-    }
+    let lost = || hold.lost(Instant::now()).ok_or_else(|| hold.end());
+    hold.until(lost).await
 }

@@ -1,18 +1,18 @@
 //! One hold: its token, and how long it may be called held.
 
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
-use tokio::sync::{Mutex, Notify};
-use tokio::time::Instant;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
 
 use crate::error::{Error, LostReason};
 use crate::locks::{Owner, Wanted};
 use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
-use crate::wire::{Confidence, Mode, Session, Subject};
-use crate::{metrics, trace};
+use crate::wire::{Confidence, Mode, Sending, Session, Subject};
+use crate::{locked, metrics, trace};
 
 /// The terms of a hold, as its first guard has settled them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,17 +57,16 @@ pub(crate) struct CountsOn {
     pub(crate) confidence: Arc<Confidence>,
 }
 
-/// A renewal that the server has confirmed.
-#[derive(Clone, Debug)]
-pub(crate) struct Renewal {
-    pub(crate) lease: Lease,
-    pub(crate) counts_on: CountsOn,
-    /// Whether enough replicas or disks have it, or none must: then the lease counts. `None` if
-    /// they must, and were not asked: the server says that it is held by this session, and no more.
-    pub(crate) acknowledged: Option<Result<(), Error>>,
+impl From<&Sending> for CountsOn {
+    fn from(sending: &Sending) -> Self {
+        Self {
+            session: Arc::clone(&sending.session),
+            confidence: sending.confidence(),
+        }
+    }
 }
 
-/// One hold of one owner, shared by all its guards, which read it without a lock.
+/// One hold of one owner, shared by all its guards.
 pub(crate) struct Hold {
     pub(crate) target: Target,
     pub(crate) token: u64,
@@ -76,15 +75,13 @@ pub(crate) struct Hold {
     begun: Instant,
     /// When it ends at the latest, however often it is renewed.
     cap: Option<Instant>,
-    /// The validity at the grant.
-    first: Validity,
-    /// The validity after renewals; empty for most holds, which are released before the first. It
-    /// is replaced as a whole, so readers take no lock.
-    latest: OnceLock<ArcSwap<Validity>>,
+    validity: Mutex<Validity>,
     /// Why it is lost, once it is.
     lost: OnceLock<LostReason>,
     /// The server has said so, and there is nothing to be released.
     is_gone: AtomicBool,
+    /// Its renewal was refused for want of a session.
+    was_refused: AtomicBool,
     /// Tells those who wait for its end that this has moved.
     pub(crate) changed: Notify,
     /// Whether another owner waits for the lock.
@@ -92,7 +89,7 @@ pub(crate) struct Hold {
     /// How many guards have it: changed under the lock of the table.
     guards: AtomicUsize,
     /// Held by who renews it, until that is answered: one command at a time.
-    pub(crate) renewing: Arc<Mutex<()>>,
+    pub(crate) renewing: Arc<tokio::sync::Mutex<()>>,
     span: trace::Span,
 }
 
@@ -117,10 +114,15 @@ impl Hold {
             options,
             begun,
             cap,
-            first: Validity::new(lease, grant.counts_on).within(cap),
-            latest: OnceLock::new(),
+            validity: Mutex::new(Validity {
+                lease,
+                counts_on: grant.counts_on,
+                since: begun,
+                is_unacknowledged: false,
+            }),
             lost: OnceLock::new(),
             is_gone: AtomicBool::new(false),
+            was_refused: AtomicBool::new(false),
             changed: Notify::new(),
             // The ACQUIRE of a kept lock asks for WANTED already.
             wanted: Wanted::new(target.owner.is_kept()),
@@ -136,13 +138,11 @@ impl Hold {
         self.guards.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One of its guards gives it back: whether it was the last.
-    pub(crate) fn loses_guard(&self) -> bool {
-        let is_last = self.guards.fetch_sub(1, Ordering::Relaxed) == 1;
-        if is_last {
+    /// One of its guards gives it back.
+    pub(crate) fn loses_guard(&self) {
+        if self.guards.fetch_sub(1, Ordering::Relaxed) == 1 {
             metrics::held(self.begun);
         }
-        is_last
     }
 
     pub(crate) fn has_guards(&self) -> bool {
@@ -162,44 +162,53 @@ impl Hold {
         let is_half =
             |end: Instant, of: Duration| end.saturating_duration_since(now) >= part(of, 2);
         let cap = self.cap.zip(self.options.max_hold);
-        let lease_end = self.validity(|validity| validity.ends);
-        let lease = self.options.renewed || is_half(lease_end, self.options.lease);
+        let lease = self.options.renewed || is_half(self.lease_end(), self.options.lease);
         lease && cap.is_none_or(|(cap, longest)| is_half(cap, longest))
     }
 
     /// How long the server keeps it if nothing more is asked.
     pub(crate) fn lease_left(&self, now: Instant) -> Duration {
-        self.validity(|validity| validity.ends)
-            .saturating_duration_since(now)
+        self.lease_end().saturating_duration_since(now)
+    }
+
+    /// The end of the lease, if the server's clock runs like ours.
+    fn lease_end(&self) -> Instant {
+        let end = self.validity(|validity| validity.lease.ends());
+        self.cap.map_or(end, |cap| cap.min(end))
+    }
+
+    /// The end of our confidence in the lease.
+    fn valid_until(&self) -> Instant {
+        let until = self.validity(|validity| valid_until(validity.lease));
+        let cap = self
+            .cap
+            .map(|cap| cap.checked_sub(drift(Duration::ZERO)).unwrap_or(cap));
+        cap.map_or(until, |cap| cap.min(until))
     }
 
     fn validity<T>(&self, read: impl FnOnce(&Validity) -> T) -> T {
-        match self.latest.get() {
-            Some(latest) => read(&latest.load()),
-            None => read(&self.first),
-        }
+        read(&locked(&self.validity))
     }
 
     /// When it is lost unless something more is heard.
     pub(crate) fn end(&self) -> Instant {
-        self.validity(|validity| {
-            let session = validity.counts_on.confidence.until();
-            session.map_or(validity.until, |session| session.min(validity.until))
-        })
+        let session = self.validity(|validity| validity.counts_on.confidence.until());
+        let until = self.valid_until();
+        session.map_or(until, |session| session.min(until))
     }
 
     /// The reason of the loss, if the hold is lost. A later confirmation does not revive it.
     pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
         if self.lost.get().is_none() && now >= self.end() {
-            self.lose(self.reason(now));
+            self.mark_lost(self.reason(now));
+            self.changed.notify_waiters();
         }
         self.lost.get().copied()
     }
 
-    /// Whether the hold is lost, without a notification: none may be sent under the table's lock.
-    ///
-    /// It is marked as lost at its end: another thread may hear of a renewal in the same moment,
-    /// and a guard must not be valid again when its hold is being released.
+    /// The same without a notification: none may be sent under the table's lock. Who waits for the
+    /// loss looks again at the end. It is marked as lost, since its end may be put off by another
+    /// thread a moment later, and what is done now must not be undone by that.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         if self.lost.get().is_none() && now >= self.end() {
             self.mark_lost(self.reason(now));
@@ -209,52 +218,43 @@ impl Hold {
 
     /// Why it ends where it does.
     fn reason(&self, now: Instant) -> LostReason {
-        let Validity {
-            ends,
-            until,
-            is_unacknowledged,
-            ..
-        } = self.validity(Validity::clone);
         let slack = MILLI.saturating_add(MILLI);
-        let ends = ends.checked_add(slack);
+        let ends = self.lease_end().checked_add(slack);
         let is_capped = |cap| ends.is_none_or(|ends| ends >= cap);
-        if now < until {
+        if now < self.valid_until() {
             LostReason::SessionUnconfirmed
         } else if self.cap.is_some_and(is_capped) {
             LostReason::MaxHold
-        } else if is_unacknowledged {
+        } else if self.validity(|validity| validity.is_unacknowledged) {
             LostReason::NotAcknowledged
         } else {
             LostReason::Expired
         }
     }
 
-    /// Says that it is lost. The first reason stands.
-    fn lose(&self, reason: LostReason) {
-        self.mark_lost(reason);
-        self.changed.notify_waiters();
-    }
-
+    /// The first reason stands.
     fn mark_lost(&self, reason: LostReason) {
-        if self.lost.set(reason).is_ok() {
-            // A loss after the last guard is not reported.
-            if self.has_guards() {
-                self.span.lost(reason);
-                metrics::lost(reason);
-            }
+        // A loss after the last guard is not reported.
+        if self.lost.set(reason).is_ok() && self.has_guards() {
+            self.span.lost(reason);
+            metrics::lost(reason);
         }
     }
 
-    /// The server has said that it is lost.
+    /// The server has said that it is lost. Its guards are yet to be notified.
     pub(crate) fn mark_gone(&self, reason: LostReason) {
         self.is_gone.store(true, Ordering::Release);
-        self.lose(reason);
+        self.mark_lost(reason);
     }
 
-    /// The same, before its guards are notified.
-    pub(crate) fn mark_gone_silently(&self, reason: LostReason) {
-        self.is_gone.store(true, Ordering::Release);
-        self.mark_lost(reason);
+    /// Its renewal was refused, and is sent again when a session answers.
+    pub(crate) fn refused(&self) {
+        self.was_refused.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether that is so; it is not, once this is asked.
+    pub(crate) fn was_refused(&self) -> bool {
+        self.was_refused.swap(false, Ordering::Relaxed)
     }
 
     /// Whether the server has nothing of it any more.
@@ -304,74 +304,68 @@ impl Hold {
         }
     }
 
+    /// Waits until this looks at something; it looks at each change, and again when it says.
+    pub(super) async fn until<T>(&self, look: impl Fn() -> Result<T, Instant>) -> T {
+        loop {
+            // Listens before it looks: what changes in between is heard.
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let next = match look() {
+                Ok(found) => return found,
+                Err(next) => next,
+            };
+            tokio::select! {
+                () = sleep_until(next) => {}
+                () = changed => {}
+            }
+        }
+    }
+
     /// The server has said yes to a renewal: whether it is still held, or why not. A hold once lost
     /// stays lost: somebody may have acted on it.
-    pub(crate) fn renewed(&self, renewal: &Renewal, now: Instant) -> Result<(), LostReason> {
+    ///
+    /// The lease counts if enough replicas or disks have it, or none must. `acknowledged` is `None`
+    /// if they must, and were not asked: the server says that it is held by this session, and no
+    /// more.
+    pub(crate) fn renewed(
+        &self,
+        lease: Lease,
+        counts_on: CountsOn,
+        acknowledged: Option<&Result<(), Error>>,
+        now: Instant,
+    ) -> Result<(), LostReason> {
         if let Some(reason) = self.lost(now) {
             return Err(reason);
         }
-        self.latest
-            .get_or_init(|| ArcSwap::from_pointee(self.first.clone()))
-            .rcu(|present| present.confirmed(renewal, self.cap));
-        self.changed.notify_waiters();
+        let mut validity = locked(&self.validity);
+        if let Some(acknowledged) = acknowledged {
+            validity.is_unacknowledged = acknowledged.is_err();
+        }
+        // A late reply does not shorten the validity.
+        let is_longer = valid_until(lease) > valid_until(validity.lease);
+        if matches!(acknowledged, Some(Ok(()))) && is_longer {
+            validity.lease = lease;
+        }
+        // The renewal that was sent last says which node confirms the hold: after a move the former
+        // node must not count any more.
+        if lease.since >= validity.since {
+            (validity.counts_on, validity.since) = (counts_on, lease.since);
+        }
         Ok(())
     }
 }
 
-/// Until when a hold may be called held. Time is an argument.
-#[derive(Clone, Debug)]
+/// Until when a hold may be called held, but for the longest hold. Time is an argument.
+#[derive(Debug)]
 struct Validity {
-    /// The end of the lease, if the server's clock runs like ours.
-    ends: Instant,
-    /// The end of our confidence in the lease.
-    until: Instant,
-    /// And in the session.
+    /// The lease that ends last.
+    lease: Lease,
+    /// By whose word it is held.
     counts_on: CountsOn,
     /// When that was confirmed.
     since: Instant,
     /// Whether the last renewal that was to be acknowledged was not.
     is_unacknowledged: bool,
-}
-
-impl Validity {
-    fn new(lease: Lease, counts_on: CountsOn) -> Self {
-        Self {
-            ends: lease.ends(),
-            until: valid_until(lease),
-            counts_on,
-            since: lease.since,
-            is_unacknowledged: false,
-        }
-    }
-
-    /// The same, but for no longer than until `cap`.
-    fn within(mut self, cap: Option<Instant>) -> Self {
-        if let Some(cap) = cap {
-            let until = cap.checked_sub(drift(Duration::ZERO)).unwrap_or(cap);
-            (self.ends, self.until) = (self.ends.min(cap), self.until.min(until));
-        }
-        self
-    }
-
-    /// A late reply does not shorten the validity. The renewal that was sent last says which node
-    /// confirms the hold: after a move the former node must not count any more.
-    fn confirmed(&self, renewal: &Renewal, cap: Option<Instant>) -> Self {
-        let renewed = Self::new(renewal.lease, renewal.counts_on.clone()).within(cap);
-        let mut next = self.clone();
-        if let Some(acknowledged) = &renewal.acknowledged {
-            next.is_unacknowledged = acknowledged.is_err();
-        }
-        // Otherwise the server's word alone: the session keeps the hold, and its lease ends as
-        // before.
-        if let Some(Ok(())) = renewal.acknowledged {
-            next.ends = self.ends.max(renewed.ends);
-            next.until = self.until.max(renewed.until);
-        }
-        if renewed.since >= self.since {
-            (next.counts_on, next.since) = (renewed.counts_on, renewed.since);
-        }
-        next
-    }
 }
 
 #[cfg(test)]
@@ -417,15 +411,17 @@ pub(crate) mod tests {
             .expect("a moment soon")
     }
 
-    fn renewal(sent: Instant) -> Renewal {
-        Renewal {
-            lease: Lease {
-                since: sent,
-                length: LEASE,
-            },
-            counts_on: counts_on(sent, GRACE),
-            acknowledged: Some(Ok(())),
-        }
+    fn renew(
+        hold: &Hold,
+        sent: Instant,
+        acknowledged: &Result<(), Error>,
+        now: Instant,
+    ) -> Result<(), LostReason> {
+        let lease = Lease {
+            since: sent,
+            length: LEASE,
+        };
+        hold.renewed(lease, counts_on(sent, GRACE), Some(acknowledged), now)
     }
 
     #[test]
@@ -441,19 +437,17 @@ pub(crate) mod tests {
     fn a_renewal_counts_from_its_sending_and_brings_nothing_back() {
         let start = Instant::now();
         let renewed = hold(start, GRACE, None);
-        assert_eq!(
-            renewed.renewed(&renewal(after(start, 500)), after(start, 900)),
-            Ok(())
-        );
+        let told = renew(&renewed, after(start, 500), &Ok(()), after(start, 900));
+        assert_eq!(told, Ok(()));
         assert_eq!(renewed.end(), after(start, 1_488));
         let late = hold(start, GRACE, None);
-        let told = late.renewed(&renewal(after(start, 500)), after(start, 988));
+        let told = renew(&late, after(start, 500), &Ok(()), after(start, 988));
         assert_eq!(told, Err(LostReason::Expired));
         assert!(late.is_over(after(start, 989)) && !late.is_gone());
         // Once it has been found over, a renewal whose answer is heard after that changes nothing.
         let over = hold(start, GRACE, None);
         assert!(over.is_over(over.end()));
-        let told = over.renewed(&renewal(after(start, 500)), after(start, 900));
+        let told = renew(&over, after(start, 500), &Ok(()), after(start, 900));
         assert_eq!(told, Err(LostReason::Expired));
         assert!(over.is_over(after(start, 900)));
     }
@@ -469,10 +463,8 @@ pub(crate) mod tests {
             capped.lease_anew(after(start, 40)),
             Duration::from_millis(60)
         );
-        assert_eq!(
-            capped.renewed(&renewal(after(start, 50)), after(start, 60)),
-            Ok(())
-        );
+        let told = renew(&capped, after(start, 50), &Ok(()), after(start, 60));
+        assert_eq!(told, Ok(()));
         assert_eq!(capped.lost(after(start, 98)), Some(LostReason::MaxHold));
     }
 
@@ -480,12 +472,9 @@ pub(crate) mod tests {
     fn what_is_not_acknowledged_ends_as_before() {
         let start = Instant::now();
         let hold = hold(start, GRACE, None);
-        let refused = Some(Err(Error::refused("too few")));
-        let told = Renewal {
-            acknowledged: refused,
-            ..renewal(after(start, 500))
-        };
-        assert_eq!(hold.renewed(&told, after(start, 600)), Ok(()));
+        let refused = Err(Error::refused("too few"));
+        let told = renew(&hold, after(start, 500), &refused, after(start, 600));
+        assert_eq!(told, Ok(()));
         assert_eq!(
             hold.lost(after(start, 988)),
             Some(LostReason::NotAcknowledged)

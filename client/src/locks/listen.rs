@@ -1,28 +1,45 @@
-//! Listening for other owners that wait for a held lock.
+//! Listening for other owners that wait for a held lock: a renewal asks the server to tell, which
+//! it does once.
 
-use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::Instant;
 
 use crate::error::Error;
-use crate::locks::wanted::Next;
 use crate::locks::{Aim, Context, Hold, renew};
-use crate::{Backoff, task};
 
 impl Hold {
     /// The server tells that it is wanted: all guards hear it.
-    pub(crate) fn is_wanted(&self) {
-        self.wanted.tell(1);
+    pub(super) fn is_wanted(&self) {
+        self.wanted.told.fetch_add(1, Ordering::Release);
         self.changed.notify_waiters();
     }
 
     /// The same for a waiting or refused caller of this process.
-    pub(crate) fn is_wanted_here(&self) {
+    pub(super) fn is_wanted_here(&self) {
         self.wanted.told_here.fetch_add(1, Ordering::Release);
         self.changed.notify_waiters();
+    }
+
+    /// Sees to it that the server tells when it is wanted.
+    fn listen(self: &Arc<Self>, context: &Arc<Context>) -> Result<(), Error> {
+        if let Some(refused) = self.wanted.refusal() {
+            return Err(refused);
+        }
+        if self.wanted.asks().is_none() {
+            self.wanted.must_be_asked();
+            renew::one(context, self, Aim::Hold);
+        }
+        Ok(())
+    }
+
+    /// The same for a lock that is kept, which goes back if the server cannot tell.
+    pub(super) fn listen_while_kept(self: &Arc<Self>, context: &Arc<Context>) {
+        if self.wanted.may_be_kept() && self.listen(context).is_err() {
+            self.wanted.must_go_back();
+        }
     }
 }
 
@@ -36,12 +53,12 @@ pub(crate) async fn wanted<'a>(
     if let Some(reason) = lost {
         return Err(Error::lost(reason));
     }
-    let told = || -> u64 { holds.clone().map(|hold| hold.wanted.heard()).sum() };
     // Reads each counter once: a report by another thread after this look ends the wait.
     let mut known: u64 = 0;
     let mut waiting = FuturesUnordered::new();
     for hold in holds.clone() {
-        hold.wanted.forgets_refusal();
+        // An earlier one's, and perhaps that of another server.
+        hold.wanted.refusal();
         let told = hold.wanted.heard();
         known = known.saturating_add(told);
         waiting.push(until_wanted(context, hold, told));
@@ -51,76 +68,24 @@ pub(crate) async fn wanted<'a>(
         return Ok(());
     }
     let word = waiting.next().await;
-    heard.store(told(), Ordering::Relaxed);
+    let told = holds.map(|hold| hold.wanted.heard()).sum();
+    heard.store(told, Ordering::Relaxed);
     // A guard has something.
     word.unwrap_or(Ok(()))
 }
 
 /// Ends when it was told more often than is known.
 async fn until_wanted(context: &Arc<Context>, hold: &Arc<Hold>, known: u64) -> Result<(), Error> {
-    loop {
-        // Listens before it looks: what changes in between is heard.
-        let mut changed = pin!(hold.changed.notified());
-        changed.as_mut().enable();
+    hold.until(|| {
         let end = hold.end();
         if let Some(reason) = hold.lost(Instant::now()) {
-            return Err(Error::lost(reason));
+            return Ok(Err(Error::lost(reason)));
         }
         if hold.wanted.heard() > known {
-            return Ok(());
+            return Ok(Ok(()));
         }
-        listen(context, hold)?;
-        tokio::select! {
-            () = sleep_until(end) => {}
-            () = changed => {}
-        }
-    }
-}
-
-/// Sees to it that the server tells when it is wanted: a renewal asks it to, once.
-pub(super) fn listen(context: &Arc<Context>, hold: &Arc<Hold>) -> Result<(), Error> {
-    match hold.wanted.next() {
-        Next::Wait => Ok(()),
-        // In a task of its own: whoever looks again and again, and never waits for long, would
-        // otherwise ask again and again.
-        Next::Ask => {
-            let asking = ask_until_answered(Arc::downgrade(context), Arc::downgrade(hold));
-            context.background.runtime.spawn(task(asking));
-            Ok(())
-        }
-        Next::Fail(error) => Err(error),
-    }
-}
-
-/// Asks until the server answers or the guards are gone. Each renewal asks too, while a task
-/// listens.
-async fn ask_until_answered(context: Weak<Context>, hold: Weak<Hold>) {
-    let mut backoff = Backoff::new();
-    // In the pauses nothing is kept: the client may end with its last guard.
-    while let (Some(context), Some(hold)) = (context.upgrade(), hold.upgrade()) {
-        let is_over = !hold.has_guards() || hold.lost(Instant::now()).is_some();
-        let told = hold.wanted.told();
-        let outcome = if is_over {
-            Some(None)
-        } else {
-            let asking = renew::ask(&context, &hold, Aim::Hold);
-            drop(context);
-            match asking.await {
-                Ok(()) => {
-                    hold.wanted.agreed(told);
-                    hold.changed.notify_waiters();
-                    return;
-                }
-                Err(error) if error.is_unanswered() => None,
-                Err(error) => Some(Some(error)),
-            }
-        };
-        if let Some(error) = outcome {
-            hold.wanted.failed(error);
-            hold.changed.notify_waiters();
-            return;
-        }
-        drop(hold);
-        sleep(backoff.next()).await;
-    }
+        hold.listen(context)
+            .map_or_else(|error| Ok(Err(error)), |()| Err(end))
+    })
+    .await
 }

@@ -2,17 +2,17 @@
 //! or at another node, a hold is renewed by its token, with the session.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::sync::{OwnedMutexGuard, oneshot};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, LostReason};
 use crate::locks::report::{Report, tell};
-use crate::locks::{Context, CountsOn, Hold, Renewal};
+use crate::locks::{Context, CountsOn, Hold};
 use crate::time::Lease;
-use crate::topology::Node;
 use crate::wire::reply::{read_by, read_renewed};
-use crate::wire::{Manner, Outcome, Request, Sending, Session, request};
+use crate::wire::{Manner, Outcome, Request, request};
 use crate::{Backoff, metrics, task};
 
 /// The purpose of a renewal. It matters only with [`Acknowledger`]; without one, `Hold` and `Lease`
@@ -30,9 +30,6 @@ pub(crate) enum Aim {
     Anew,
 }
 
-/// One command is under way for a hold at a time.
-type Turn = OwnedMutexGuard<()>;
-
 /// Renews a hold, and takes note of that: why not, if it is not so now.
 pub(crate) fn ask(
     context: &Arc<Context>,
@@ -46,22 +43,22 @@ pub(crate) fn ask(
             let Some(router) = context.upgrade().map(|one| Arc::clone(&one.router)) else {
                 return Err(Error::shut_down());
             };
-            let timeout = router.response_timeout;
-            let turn = tokio::time::timeout(timeout, Arc::clone(&hold.renewing).lock_owned());
-            let Ok(turn) = turn.await else {
+            let limit = router.response_timeout;
+            let turn = timeout(limit, Arc::clone(&hold.renewing).lock_owned()).await;
+            let Ok(turn) = turn else {
                 let busy = "an earlier renewal is not answered";
                 return Err(router.trouble().unwrap_or_else(|| Error::unavailable(busy)));
             };
+            let (report, outcome) = oneshot::channel();
             let Some(context) = context.upgrade() else {
                 return Err(Error::shut_down());
             };
-            let (report, outcome) = oneshot::channel();
             start(&context, &hold, aim, turn, Some(report));
             drop(context);
             let told = outcome.await.unwrap_or_else(|_| Err(Error::shut_down()));
             match told {
                 // The session connection has broken, and is there again in a moment.
-                Err(error) if error.code().is_without_session() && since.elapsed() < timeout => {
+                Err(error) if error.code().is_without_session() && since.elapsed() < limit => {
                     sleep(pauses.next()).await;
                 }
                 told => return told,
@@ -85,164 +82,136 @@ pub(super) fn one(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) {
     }
 }
 
-fn start(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim, turn: Turn, report: Report) {
+/// Sends the RENEW: on the connection that waits for copies, if the lease must be acknowledged.
+/// It is handed over at once, so that many share one wait.
+fn start(
+    context: &Arc<Context>,
+    hold: &Arc<Hold>,
+    aim: Aim,
+    turn: OwnedMutexGuard<()>,
+    report: Report,
+) {
     let now = Instant::now();
-    let lease = match aim {
+    let length = match aim {
         Aim::Anew => hold.lease_anew(now),
         Aim::Hold | Aim::Lease => hold.lease_kept(now),
     };
-    let lease = Lease {
-        since: now,
-        length: lease,
-    };
     let node = context.router.home(&hold.target.name);
-    if node.acknowledger.is_some() && aim != Aim::Hold {
-        let renewing = acknowledged(&node, Arc::clone(hold), lease);
-        let (context, hold) = (Arc::clone(context), Arc::clone(hold));
-        context.background.runtime.clone().spawn(task(async move {
-            let renewed = renewing.await;
-            // Released first: the follow-up may start the next renewal, which needs it.
-            drop(turn);
-            follow_up(&context, &hold, &node.session, &renewed);
-            tell(report, renewed);
-        }));
-        return;
-    }
-    let counts = node.acknowledger.is_none();
-    send(context, &node, hold, lease, counts, turn, report);
-}
-
-fn send(
-    context: &Arc<Context>,
-    node: &Node,
-    hold: &Arc<Hold>,
-    lease: Lease,
-    counts: bool,
-    turn: Turn,
-    mut report: Report,
-) {
-    let wanted = hold.wanted.is_asked();
-    let (target, session) = (&hold.target, &node.session.name);
-    let cmd = request::renew(target.subject(), lease.length, hold.token, session, wanted);
-    let (context, kept) = (Arc::downgrade(context), Arc::downgrade(hold));
-    let mut turn = Some(turn);
-    let then = Box::new(move |outcome| match outcome {
-        Outcome::Overdue(error) => tell(report.take(), Err(error)),
-        Outcome::Told(reply, sending) => {
-            drop(turn.take());
-            let renewed = read_by(reply, read_renewed);
-            let Some(hold) = Weak::upgrade(&kept) else {
-                return;
-            };
-            metrics::renewed(renewed.as_ref().ok().copied());
-            let asked = sending.as_ref().map(|sending| Arc::clone(&sending.session));
-            let told = match renewed {
-                Ok(is_held) => took_note(&hold, is_held, sending, lease, counts),
-                Err(error) => Err(error),
-            };
-            if let Some(context) = Weak::upgrade(&context) {
-                let asked = asked.unwrap_or_else(|| hold.counts_on().session);
-                follow_up(&context, &hold, &asked, &told);
-            }
-            tell(report.take(), told);
-        }
-    });
-    node.link
-        .send(Request::new(cmd, &hold.target.name, Manner::Twice, then));
-}
-
-fn took_note(
-    hold: &Hold,
-    is_held: bool,
-    sending: Option<Sending>,
-    lease: Lease,
-    counts: bool,
-) -> Result<(), Error> {
-    let Some(sending) = sending.filter(|_| is_held) else {
-        hold.mark_gone(LostReason::NotHeld);
-        return Err(Error::lost(LostReason::NotHeld));
+    let wanted = hold.wanted.asks();
+    let (target, session) = (&hold.target, &node.session);
+    let (subject, is_wanted) = (target.subject(), wanted.is_some());
+    let cmd = request::renew(subject, length, hold.token, &session.name, is_wanted);
+    let mut renewing = Renewing {
+        context: Arc::downgrade(context),
+        hold: Arc::clone(hold),
+        turn: Some(turn),
+        length,
+        wanted,
+        report,
     };
-    let confidence = sending.confidence();
-    let renewal = Renewal {
-        lease: Lease {
-            since: sending.at,
-            ..lease
-        },
-        counts_on: CountsOn {
-            session: sending.session,
+    let Some(acknowledger) = node.acknowledger.as_ref().filter(|_| aim != Aim::Hold) else {
+        let acknowledged = node.acknowledger.is_none().then_some(Ok(()));
+        let then = Box::new(move |outcome| match outcome {
+            Outcome::Overdue(error) => tell(renewing.report.take(), Err(error)),
+            Outcome::Told(reply, sending) => {
+                let sent = sending.map(|sending| (sending.at, CountsOn::from(&sending)));
+                renewing.told(read_by(reply, read_renewed), sent, acknowledged.clone());
+            }
+        });
+        let request = Request::new(cmd, &target.name, Manner::Twice, then);
+        return node.link.send(request);
+    };
+    let Some(confidence) = session.present() else {
+        return renewing.told(Err(session.trouble()), None, None);
+    };
+    let session = Arc::clone(session);
+    let sent = Some((
+        now,
+        CountsOn {
+            session,
             confidence,
         },
-        acknowledged: counts.then_some(Ok(())),
-    };
-    hold.renewed(&renewal, Instant::now()).map_err(Error::lost)
+    ));
+    let answer = acknowledger.renew(cmd);
+    context.background.runtime.spawn(task(async move {
+        match answer.await {
+            Ok((is_held, by_enough)) => renewing.told(Ok(is_held), sent, Some(by_enough)),
+            Err(error) => renewing.told(Err(error), sent, None),
+        }
+    }));
 }
 
-/// The next step after a renewal.
-fn follow_up(
-    context: &Arc<Context>,
-    hold: &Arc<Hold>,
-    asked: &Arc<Session>,
-    told: &Result<(), Error>,
-) {
-    match told {
-        Ok(()) => {
-            // The session has begun anew meanwhile.
-            if hold.is_of_former_life() {
-                one(context, hold, Aim::Hold);
-            }
-        }
-        Err(error) if error.is_lost() => {}
-        Err(error) if error.code().is_without_session() => {
-            context
-                .table
-                .with(|state| state.renew_with_session(hold, asked));
-        }
-        // A refusal is no word of a loss: the server may be loading, or out of memory. The guard
-        // hears of it when its lease ends unconfirmed.
-        Err(_) => context.watchdog.has_failed(Instant::now()),
-    }
-}
-
-/// Renews a hold on the connection that waits for copies. It is handed over at once, so that many
-/// share one wait.
-fn acknowledged(
-    node: &Node,
+/// A renewal that is under way.
+struct Renewing {
+    context: Weak<Context>,
     hold: Arc<Hold>,
-    lease: Lease,
-) -> impl Future<Output = Result<(), Error>> + use<> {
-    let session = Arc::clone(&node.session);
-    let (target, wanted) = (&hold.target, hold.wanted.is_asked());
-    let cmd = request::renew(
-        target.subject(),
-        lease.length,
-        hold.token,
-        &session.name,
-        wanted,
-    );
-    let asked = session.present().zip(node.acknowledger.as_ref());
-    let asked = asked.map(|(confidence, acknowledger)| (confidence, acknowledger.renew(cmd)));
-    async move {
-        let Some((confidence, answer)) = asked else {
-            return Err(session.trouble());
+    /// One command is under way for a hold at a time.
+    turn: Option<OwnedMutexGuard<()>>,
+    length: Duration,
+    /// Whether it asks to hear of other owners that want the lock, and how often it had heard.
+    wanted: Option<u64>,
+    report: Report,
+}
+
+impl Renewing {
+    /// It was answered; by whose word and since when the hold is confirmed, and whether enough
+    /// copies have it.
+    fn told(
+        &mut self,
+        answer: Result<bool, Error>,
+        sent: Option<(Instant, CountsOn)>,
+        acknowledged: Option<Result<(), Error>>,
+    ) {
+        drop(self.turn.take());
+        metrics::renewed(answer.as_ref().ok().copied());
+        if let Some(before) = self.wanted {
+            self.hold.wanted.answered(before, answer.as_ref().err());
+        }
+        let told =
+            answer.and_then(|is_held| self.take_note(sent.filter(|_| is_held), acknowledged));
+        self.hold.changed.notify_waiters();
+        if let Some(context) = self.context.upgrade() {
+            self.follow_up(&context, &told);
+        }
+        tell(self.report.take(), told);
+    }
+
+    fn take_note(
+        &self,
+        sent: Option<(Instant, CountsOn)>,
+        acknowledged: Option<Result<(), Error>>,
+    ) -> Result<(), Error> {
+        let Some((since, counts_on)) = sent else {
+            self.hold.mark_gone(LostReason::NotHeld);
+            return Err(Error::lost(LostReason::NotHeld));
         };
-        let answer = answer.await;
-        metrics::renewed(answer.as_ref().ok().map(|(held, _)| *held));
-        answer.and_then(|(held, by_enough)| {
-            if !held {
-                hold.mark_gone(LostReason::NotHeld);
-                return Err(Error::lost(LostReason::NotHeld));
+        let (length, now) = (self.length, Instant::now());
+        let lease = Lease { since, length };
+        let renewed = self
+            .hold
+            .renewed(lease, counts_on, acknowledged.as_ref(), now);
+        renewed.map_err(Error::lost)?;
+        acknowledged.unwrap_or(Ok(()))
+    }
+
+    fn follow_up(&self, context: &Arc<Context>, told: &Result<(), Error>) {
+        let hold = &self.hold;
+        match told {
+            Ok(()) => {
+                // The session has begun anew meanwhile, or somebody has begun to listen.
+                let listens = self.wanted.is_none() && hold.wanted.asks().is_some();
+                if hold.is_of_former_life() || listens {
+                    one(context, hold, Aim::Hold);
+                }
             }
-            let renewal = Renewal {
-                lease,
-                counts_on: CountsOn {
-                    session,
-                    confidence,
-                },
-                acknowledged: Some(by_enough.clone()),
-            };
-            hold.renewed(&renewal, Instant::now())
-                .map_err(Error::lost)?;
-            by_enough
-        })
+            Err(error) if error.is_lost() => {}
+            Err(error) if error.code().is_without_session() => {
+                hold.refused();
+                context.table.with(|state| state.has_refused = true);
+            }
+            // A refusal is no word of a loss: the server may be loading, or out of memory. The
+            // guard hears of it when its lease ends unconfirmed.
+            Err(_) => context.renewal_failed.notify_one(),
+        }
     }
 }

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::locks::{HoldOptions, Owner, Target};
+use crate::locks::{Held, Helds, HoldOptions, KeptKey, Owner, Target};
+use crate::trace;
 use crate::wire::{Mode, WaitMode};
 
 /// The arguments of a call.
+#[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) owner: Owner,
     /// One, but of plain locks there may be several, in a cluster of one slot.
@@ -15,8 +17,8 @@ pub(crate) struct Request {
     pub(crate) mode: Mode,
     pub(crate) options: HoldOptions,
     pub(crate) wait_mode: WaitMode,
-    /// Whether the call has waited in this process already: then an outage does not end it.
-    pub(crate) was_held_up: bool,
+    /// If the lock is kept for its next use: on which terms.
+    pub(crate) kept: Option<Arc<KeptKey>>,
 }
 
 impl Request {
@@ -26,5 +28,22 @@ impl Request {
             owner: self.owner.clone(),
             mode: self.mode,
         }
+    }
+
+    pub(super) fn span(&self) -> trace::Span {
+        let first = self.names.first().map_or(&[][..], |name| name);
+        trace::wait(String::from_utf8_lossy(first), &self.owner, self.mode)
+    }
+
+    /// The parts in the order of the names.
+    pub(super) fn in_order(&self, mut held: Helds) -> Helds {
+        let place = |held: &Held| {
+            let mut names = self.names.iter();
+            names.position(|name| *name == held.hold.target.name)
+        };
+        if held.len() > 1 {
+            held.sort_by_key(place);
+        }
+        held
     }
 }

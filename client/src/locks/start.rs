@@ -2,16 +2,18 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::{Instant, sleep_until};
 
 use crate::background::{Background, task};
-use crate::locks::{Aim, Context, Hold, Settings, Table, Watchdog, renew};
+use crate::locks::{Aim, Context, Settings, Table, renew};
 use crate::topology::Router;
-use crate::trace;
 use crate::wire::Listener;
+use crate::{TIMEOUT_MAX, part, trace};
 
 impl Context {
     /// Begins to connect.
@@ -21,11 +23,12 @@ impl Context {
     ) -> Arc<Self> {
         let runtime = Handle::current();
         Arc::new_cyclic(|context: &Weak<Self>| {
-            let watchdog = Arc::new(Watchdog::new(settings.interval));
+            let renewal_failed = Arc::new(Notify::new());
             let router = Arc::new(router(&runtime, Weak::<Self>::clone(context)));
             let mut tasks = JoinSet::new();
-            let watching = run(Arc::clone(&watchdog), Weak::clone(context));
-            tasks.spawn_on(task(watching), &runtime);
+            let (failed, interval) = (Arc::clone(&renewal_failed), settings.interval);
+            let renewing = run(Weak::clone(context), interval, failed);
+            tasks.spawn_on(task(renewing), &runtime);
             if router.are_several() {
                 let (router, moves) = (Arc::clone(&router), Weak::<Self>::clone(context));
                 let reading = async move { router.keep_fresh(moves).await };
@@ -33,11 +36,11 @@ impl Context {
             }
             Self {
                 this: Weak::clone(context),
+                table: Table::new(settings.kept_max),
                 settings,
                 numbers: AtomicU64::new(1),
                 router,
-                table: Table::default(),
-                watchdog,
+                renewal_failed,
                 _tasks: tasks,
                 background: Background::new(runtime),
             }
@@ -45,27 +48,28 @@ impl Context {
     }
 }
 
-/// Renews until it is aborted, with the client.
-pub(crate) async fn run(watchdog: Arc<Watchdog>, context: Weak<Context>) {
-    let mut next = watchdog.next.subscribe();
+/// Renews the holds that were given no lease, all behind one another, at each interval and soon
+/// after a failure, until it is aborted with the client.
+async fn run(context: Weak<Context>, interval: Duration, failed: Arc<Notify>) {
+    let after = |pause: Duration| {
+        let now = Instant::now();
+        now.checked_add(pause.min(TIMEOUT_MAX)).unwrap_or(now)
+    };
+    let mut next = after(interval);
     loop {
-        // The sender is there: this is never the end.
-        let due = next.wait_for(Option::is_some).await.map(|due| *due);
-        let Ok(Some(round)) = due else { return };
         tokio::select! {
-            () = sleep_until(round) => {}
-            // It may be due earlier.
-            _ = next.changed() => continue,
+            () = sleep_until(next) => {}
+            () = failed.notified() => {
+                // The lease runs.
+                next = next.min(after(part(interval, RETRY_PARTS)));
+                continue;
+            }
         }
+        next = after(interval);
         let Some(context) = context.upgrade() else {
             return;
         };
-        let is_renewed = |hold: &Arc<Hold>| hold.options.renewed;
-        let mut holds = Vec::new();
-        watchdog.starts(Instant::now(), || {
-            holds = context.table.holds(is_renewed);
-            !holds.is_empty()
-        });
+        let holds = context.table.holds(|hold| hold.options.renewed);
         let span = trace::renew(holds.len());
         let _gathering = context.router.gathering().await;
         span.around(async {
@@ -82,3 +86,6 @@ pub(crate) async fn run(watchdog: Arc<Watchdog>, context: Weak<Context>) {
 
 /// The number of holds that are renewed before other tasks run.
 const AT_ONCE: usize = 512;
+
+/// A renewal that was refused is repeated after this part of the interval.
+const RETRY_PARTS: u32 = 10;

@@ -1,33 +1,49 @@
 //! The slots: for each owner, lock and mode the hold, and the call whose turn it is.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
-use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
 
 use slab::Slab;
 use smallvec::SmallVec;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locked;
+use crate::locks::keep::{KeptKey, Place, is_fit};
 use crate::locks::{Helds, Hold, Request, Target};
 use crate::wire::{Event, Kind, Sending, Session};
 
 /// The slots of all owners of a client, at all nodes: a lock may move from one node to another.
-#[derive(Default)]
 pub(crate) struct Table(Mutex<State>);
 
 impl Table {
+    /// A table that keeps this many idle locks at most.
+    pub(super) fn new(kept_max: usize) -> Self {
+        Self(Mutex::new(State {
+            kept_max,
+            ..State::default()
+        }))
+    }
+
     /// Does something with all of it. Nobody is told anything inside, and no guard dropped: that
     /// takes the lock again.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         work(&mut locked(&self.0))
     }
 
-    /// The holds with guards that match.
+    /// The calls that match.
+    pub(super) fn calls(&self, mut is: impl FnMut(&mut Call) -> bool) -> Vec<CallId> {
+        self.with(|state| {
+            let calls = state.calls.iter_mut();
+            let those = calls.filter_map(|(id, call)| is(call).then_some(*id));
+            those.collect()
+        })
+    }
+
+    /// The holds that match.
     pub(crate) fn holds(&self, is: impl Fn(&Arc<Hold>) -> bool) -> Vec<Arc<Hold>> {
         self.with(|state| {
             let holds = state
@@ -42,34 +58,37 @@ impl Table {
 /// All of it.
 #[derive(Default)]
 pub(super) struct State {
-    ids: HashMap<Key, SlotId, BuildHasherDefault<Hashed>>,
+    ids: HashMap<Key, SlotId>,
     slots: Slab<Slot>,
-    calls: Slab<Call>,
-    with_session: WithSession,
-    /// The number of calls and places in the queue that have been numbered.
+    pub(super) calls: BTreeMap<CallId, Call>,
+    /// The slots of kept locks, by their terms.
+    pub(super) kept: HashMap<Arc<KeptKey>, SlotId>,
+    /// The kept locks that are idle, oldest first.
+    pub(super) idle: BTreeMap<Place, SlotId>,
+    /// The largest number of idle locks.
+    pub(super) kept_max: usize,
+    /// Some calls or renewals were refused for want of a session.
+    pub(super) has_refused: bool,
     numbers: u64,
 }
 
 pub(super) type SlotId = usize;
 
-/// One owner at one lock in one mode.
+/// The number of a call; it is never another's.
+pub(super) type CallId = u64;
+
+/// One owner at one lock in one mode. That of a kept lock is one owner's after the other's.
 pub(super) struct Slot {
     key: Key,
-    /// As long as it has guards.
+    /// As long as it has guards. One without is released before the next call asks.
     pub(super) hold: Option<Arc<Hold>>,
-    /// A hold whose last guard was dropped while a call had the turn: the server may still have it.
-    pub(super) left: Option<Arc<Hold>>,
     pub(super) turn: Option<Turn>,
-    /// Calls that wait for the turn. It is empty for most owners, which take one lock once.
+    /// Callers that wait for the turn. It is empty for most owners, which take one lock once.
     line: VecDeque<Waiter>,
-}
-
-/// See [`State::unsettled`].
-pub(super) enum Unsettled {
-    /// It is lost here, or given back, and the server may have it still.
-    Lost(Arc<Hold>),
-    /// It was last confirmed in an earlier life of the session.
-    OfFormerLife(Arc<Hold>),
+    /// If the lock is kept for its next use: on which terms.
+    kept: Option<Arc<KeptKey>>,
+    /// Where it stands among the idle locks, if it is idle.
+    pub(super) place: Option<Place>,
 }
 
 /// The owner of the turn at a slot.
@@ -77,26 +96,36 @@ pub(super) enum Unsettled {
 pub(super) enum Turn {
     /// A call's, from before its ACQUIRE until it has a hold or nothing.
     Call(CallId),
-    /// One's from the line, which has not begun yet.
-    Next(u64),
     /// Something is given back.
-    Leaving,
+    Leaving(u64),
+    /// A guard has the kept lock.
+    Used,
 }
 
 struct Waiter {
-    number: u64,
-    /// False for a try, which does not wait behind a wait in the server's queue.
-    waits: bool,
-    told: oneshot::Sender<()>,
+    /// The time until which it waits behind others; for a try that is over at once.
+    until: Option<Instant>,
+    caller: Arc<Notify>,
 }
+
+/// What a caller finds before its own turn.
+pub(super) struct Outlook {
+    /// None, if others stand before it in line, of whom the first waits for another lock.
+    pub(super) turn: Option<Turn>,
+    /// Whether the turn may last: it waits in the server's queue, or is a use of a kept lock.
+    pub(super) lasts: bool,
+    /// The hold of the kept lock that is used.
+    pub(super) used: Option<Arc<Hold>>,
+}
+
+/// Names, and the slots of an owner there.
+pub(super) type NamedSlots = SmallVec<[(Arc<[u8]>, SlotId); 1]>;
 
 /// A call that has asked the server.
 pub(super) struct Call {
-    pub(super) number: u64,
-    pub(super) request: Arc<Request>,
-    /// The names that the owner did not hold, and their slots. It is their turn.
-    pub(super) names: SmallVec<[Arc<[u8]>; 1]>,
-    pub(super) slots: SmallVec<[SlotId; 1]>,
+    pub(super) request: Request,
+    /// The names that the owner did not hold, and their slots, whose turn it is; at least one.
+    pub(super) slots: NamedSlots,
     /// The parts in locks that the owner held already.
     pub(super) held: Helds,
     pub(super) phase: Phase,
@@ -123,19 +152,85 @@ pub(super) enum Phase {
     Asking,
     /// It was refused for a reason that passes, and is sent again.
     Pausing,
+    /// It was refused for want of a session, and is sent again when one answers.
+    Refused,
     /// It stands in the queue: an event of this life with a larger number tells of its end.
     Waiting { life: i64, seq: u64, asked: Sending },
 }
 
-/// Names a call; its place may be another's later, the number never.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CallId {
-    place: usize,
-    number: u64,
+impl Slot {
+    /// Whether the hold stays when nobody has the turn.
+    fn stays(&self, hold: &Hold) -> bool {
+        match self.kept {
+            Some(_) => is_fit(hold, Instant::now()),
+            None => hold.has_guards(),
+        }
+    }
+
+    /// The hold that is there for one more guard.
+    pub(super) fn live(&self, now: Instant) -> Option<&Arc<Hold>> {
+        let hold = self.hold.as_ref()?;
+        (hold.has_guards() && !hold.is_over(now)).then_some(hold)
+    }
+
+    pub(super) fn has(&self, hold: &Arc<Hold>) -> bool {
+        self.hold.as_ref().is_some_and(|one| Arc::ptr_eq(one, hold))
+    }
+
+    /// Whether the hold must be released before the owner asks again: the server may have it still.
+    pub(super) fn must_release(&self, now: Instant) -> bool {
+        let is_over = |hold: &Arc<Hold>| hold.is_over(now) || !self.stays(hold);
+        let hold = self.hold.as_ref().filter(|hold| !hold.is_gone());
+        hold.is_some_and(is_over)
+    }
+
+    pub(super) fn has_line(&self) -> bool {
+        !self.line.is_empty()
+    }
+
+    /// Whether nobody has the turn, and the caller, if it stands in line, is the first.
+    fn is_free_for(&self, caller: Option<&Arc<Notify>>) -> bool {
+        let first = self.line.front().map(|waiter| &waiter.caller);
+        self.turn.is_none() && first.map(Arc::as_ptr) == caller.map(Arc::as_ptr)
+    }
+
+    /// Wakes the callers whose time is over: the present turn lasts longer.
+    fn wake_late(&self) {
+        let now = Instant::now();
+        let is_late = |waiter: &&Waiter| waiter.until.is_some_and(|until| until <= now);
+        let late = self.line.iter().filter(is_late);
+        late.for_each(|waiter| waiter.caller.notify_one());
+    }
+
+    /// The first in line, if there is one, begins: it shares the hold, if one is there for it. That
+    /// needs no turn, unless the lock is kept, and the next may do the same.
+    pub(super) fn begins(&mut self, now: Instant) -> Option<Arc<Hold>> {
+        self.line.pop_front();
+        let hold = self.live(now).cloned()?;
+        hold.gains_guard();
+        if self.kept.is_none() {
+            self.wake_first();
+        }
+        Some(hold)
+    }
+
+    /// Wakes the first in line, to take the turn.
+    fn wake_first(&self) {
+        self.line.front().inspect(|first| first.caller.notify_one());
+    }
+
+    /// Takes the hold out, for its release: nothing, if the server has none.
+    fn take_out(&mut self) -> Option<Arc<Hold>> {
+        let hold = self.hold.take()?;
+        if self.kept.is_some() {
+            hold.loses_guard();
+        }
+        Some(hold).filter(|hold| !hold.is_gone())
+    }
 }
 
 impl State {
-    fn number(&mut self) -> u64 {
+    pub(super) fn number(&mut self) -> u64 {
         self.numbers = self.numbers.saturating_add(1);
         self.numbers
     }
@@ -143,24 +238,39 @@ impl State {
     /// The slot of this owner, lock and mode; made on first use. It is removed when it has no hold
     /// and no turn.
     pub(super) fn slot(&mut self, target: &Target) -> SlotId {
-        let owner = Arc::clone(&target.owner.name);
-        let key = Key::new(Arc::clone(&target.name), owner.into(), target.mode.kind());
         let slots = &mut self.slots;
-        *self.ids.entry(key).or_insert_with_key(|key| {
+        *self.ids.entry(Key::of(target)).or_insert_with_key(|key| {
             slots.insert(Slot {
                 key: key.clone(),
                 hold: None,
-                left: None,
                 turn: None,
                 line: VecDeque::new(),
+                kept: None,
+                place: None,
             })
         })
     }
 
+    /// The slot of the lock that is kept on these terms. It is that of the owner who asked last.
+    pub(super) fn kept_slot(&mut self, key: &Arc<KeptKey>, target: &Target) -> SlotId {
+        if let Some(id) = self.kept.get(key) {
+            return *id;
+        }
+        let id = self.slot(target);
+        self.kept.insert(Arc::clone(key), id);
+        if let Some(slot) = self.slots.get_mut(id) {
+            slot.kept = Some(Arc::clone(key));
+        }
+        id
+    }
+
     /// The slot that an event names.
     pub(super) fn find(&self, event: &Event) -> Option<SlotId> {
-        let (name, owner) = (event.name.as_slice(), event.owner.as_slice());
-        let key = Key::new(name.into(), owner.into(), event.kind);
+        let key = Key {
+            name: event.name.as_slice().into(),
+            owner: event.owner.as_slice().into(),
+            kind: event.kind,
+        };
         self.ids.get(&key).copied()
     }
 
@@ -172,119 +282,156 @@ impl State {
         self.slots.get(slot)?.hold.as_ref()
     }
 
-    /// The first hold at these slots whose state must be cleared up before the owner asks again.
-    pub(super) fn unsettled(&self, slots: &[SlotId]) -> Option<Unsettled> {
-        let now = Instant::now();
-        slots
-            .iter()
-            .filter_map(|slot| self.slots.get(*slot))
-            .find_map(|slot| {
-                let is_there = |hold: &&Arc<Hold>| !hold.is_gone();
-                let over = slot.hold.iter().filter(|hold| hold.is_over(now));
-                let lost = over.chain(&slot.left).find(is_there);
-                let present = slot.hold.iter().find(|hold| hold.is_of_former_life());
-                let former = present.filter(|hold| !hold.is_over(now));
-                let lost = lost.map(|hold| Unsettled::Lost(Arc::clone(hold)));
-                lost.or_else(|| Some(Unsettled::OfFormerLife(Arc::clone(former?))))
-            })
-    }
-
-    /// The hold that is there for one more guard.
-    pub(super) fn live(&self, slot: SlotId, now: Instant) -> Option<Arc<Hold>> {
-        let hold = self.slots.get(slot)?.hold.as_ref()?;
-        (!hold.is_over(now)).then(|| Arc::clone(hold))
-    }
-
     pub(super) fn turn(&self, slot: SlotId) -> Option<Turn> {
         self.slots.get(slot)?.turn
     }
 
     /// Sets the turn, whatever it was.
     pub(super) fn take_turn(&mut self, slot: SlotId, turn: Turn) {
-        if let Some(slot) = self.slots.get_mut(slot) {
-            slot.turn = Some(turn);
+        let Some(slot) = self.slots.get_mut(slot) else {
+            return;
+        };
+        slot.turn = Some(turn);
+        if let Some(place) = slot.place.take() {
+            self.idle.remove(&place);
         }
     }
 
-    /// Lines up: told when it is its turn.
-    pub(super) fn line_up(&mut self, slot: SlotId, waits: bool) -> (u64, oneshot::Receiver<()>) {
-        let (number, (told, turn)) = (self.number(), oneshot::channel());
-        if let Some(slot) = self.slots.get_mut(slot) {
-            slot.line.push_back(Waiter {
-                number,
-                waits,
-                told,
-            });
-        }
-        (number, turn)
-    }
-
-    /// The call has joined the server's queue: refuses the tries that wait for its turn.
-    pub(super) fn refuse_tries(&mut self, id: CallId) {
-        let slots = self.call(id).map(|call| call.slots.clone());
-        for slot in slots.unwrap_or_default() {
-            if let Some(slot) = self.slots.get_mut(slot) {
-                slot.line.retain(|waiter| waiter.waits);
+    /// Has a caller line up at all of these: so those that wait for each other never form a circle.
+    pub(super) fn line_up(
+        &mut self,
+        slots: &NamedSlots,
+        until: Option<Instant>,
+        caller: &Arc<Notify>,
+    ) {
+        for (_, slot) in slots {
+            if let Some(slot) = self.slots.get_mut(*slot) {
+                let caller = Arc::clone(caller);
+                slot.line.push_back(Waiter { until, caller });
             }
         }
     }
 
-    /// Leaves the wait for a turn. True if the turn had come already: the caller passes it on.
-    pub(super) fn leave_line(&mut self, id: SlotId, number: u64) -> bool {
-        let Some(slot) = self.slots.get_mut(id) else {
-            return false;
-        };
-        slot.line.retain(|waiter| waiter.number != number);
-        slot.turn == Some(Turn::Next(number))
+    /// What is before a caller at the first of these slots where it cannot have the turn now.
+    pub(super) fn outlook(
+        &self,
+        slots: &NamedSlots,
+        caller: Option<&Arc<Notify>>,
+    ) -> Option<Outlook> {
+        let mut slots = slots.iter().filter_map(|(_, slot)| self.slots.get(*slot));
+        let slot = slots.find(|slot| !slot.is_free_for(caller))?;
+        let is_used = slot.turn == Some(Turn::Used);
+        let is_queued = |id| self.calls.get(&id).is_some_and(|call| call.was_queued);
+        Some(Outlook {
+            turn: slot.turn,
+            lasts: is_used || matches!(slot.turn, Some(Turn::Call(id)) if is_queued(id)),
+            used: slot.hold.clone().filter(|_| is_used),
+        })
     }
 
-    /// The turn is over: it is that of the next in line. Without one the slot goes, unless
-    /// something is held.
-    pub(super) fn pass_turn(&mut self, id: SlotId) {
+    /// The call has joined the server's queue.
+    pub(super) fn joins_queue(&mut self, id: CallId) {
+        let Some(call) = self.calls.get_mut(&id) else {
+            return;
+        };
+        (call.was_queued, call.tries) = (true, 0);
+        for (_, slot) in &call.slots {
+            if let Some(slot) = self.slots.get_mut(*slot) {
+                slot.wake_late();
+            }
+        }
+    }
+
+    /// A call has got this hold. If the lock is kept, a guard has it from now on.
+    pub(super) fn enter(&mut self, id: SlotId, hold: &Arc<Hold>) {
         let Some(slot) = self.slots.get_mut(id) else {
             return;
         };
+        // One that was here before is lost, and its guards give nothing back.
+        let before = slot.hold.replace(Arc::clone(hold));
+        if slot.kept.is_some() {
+            // Being kept counts as one guard more.
+            hold.gains_guard();
+            before.inspect(|before| before.loses_guard());
+            slot.wake_late();
+            self.take_turn(id, Turn::Used);
+        }
+    }
+
+    /// A caller leaves the line. If nobody has the turn it is that of the next, as in
+    /// [`Self::pass_turn`].
+    #[must_use = "it is to be released"]
+    pub(super) fn leave_line(&mut self, id: SlotId, caller: &Arc<Notify>) -> Option<Arc<Hold>> {
+        let slot = self.slots.get_mut(id)?;
+        slot.line
+            .retain(|waiter| !Arc::ptr_eq(&waiter.caller, caller));
+        let is_free = slot.turn.is_none();
+        is_free.then(|| self.pass_turn(id)).flatten()
+    }
+
+    /// Takes out the hold at a slot, for its release before the owner asks again. The release has
+    /// the turn. Nothing, if the server has no hold.
+    pub(super) fn release_first(&mut self, id: SlotId) -> Option<Arc<Hold>> {
+        let hold = self.slots.get_mut(id)?.take_out()?;
+        let leaving = Turn::Leaving(self.number());
+        self.take_turn(id, leaving);
+        Some(hold)
+    }
+
+    /// The turn is over. A hold that must go back is returned, and its release has the turn;
+    /// otherwise the first in line is woken, to take it. Without one the slot goes, unless
+    /// something is held.
+    #[must_use = "it is to be released"]
+    pub(super) fn pass_turn(&mut self, id: SlotId) -> Option<Arc<Hold>> {
+        let number = self.number();
+        let slot = self.slots.get_mut(id)?;
         slot.turn = None;
-        while let Some(Waiter { number, told, .. }) = slot.line.pop_front() {
-            if told.send(()).is_ok() {
-                slot.turn = Some(Turn::Next(number));
-                return;
+        let hold = slot.hold.as_ref();
+        if hold.is_some_and(|hold| !slot.stays(hold)) {
+            let out = self.release_first(id);
+            if out.is_some() {
+                return out;
             }
         }
-        self.tidy(id);
-    }
-
-    /// Forgets a slot that is of no use.
-    pub(super) fn tidy(&mut self, id: SlotId) {
-        let is_idle = |slot: &Slot| slot.hold.is_none() && slot.turn.is_none();
-        if self.slots.get(id).is_some_and(is_idle) {
+        let slot = self.slots.get_mut(id)?;
+        if slot.has_line() {
+            slot.wake_first();
+        } else if slot.hold.is_none() {
             let slot = self.slots.remove(id);
             self.ids.remove(&slot.key);
+            slot.kept.and_then(|kept| self.kept.remove(&kept));
+            slot.place.and_then(|place| self.idle.remove(&place));
+        } else if slot.kept.is_some() {
+            let place = (Instant::now(), number);
+            slot.place = Some(place);
+            self.idle.insert(place, id);
         }
+        None
     }
 
-    /// Adds a call, whose turn it is at its slots.
-    pub(super) fn begin(&mut self, call: impl FnOnce(u64) -> Call) -> CallId {
-        let number = self.number();
-        let call = call(number);
-        let slots = call.slots.clone();
-        let place = self.calls.insert(call);
-        let id = CallId { place, number };
-        for slot in slots {
-            self.take_turn(slot, Turn::Call(id));
+    /// Adds a call, whose turn it is at its slots. That of a kept lock is its owner's from now on.
+    pub(super) fn begin(&mut self, call: Call) -> CallId {
+        let id = self.number();
+        for (name, slot) in &call.slots {
+            self.take_turn(*slot, Turn::Call(id));
+            if let Some(kept) = self.slots.get_mut(*slot).filter(|slot| slot.kept.is_some()) {
+                let key = Key::of(&call.request.target(name));
+                self.ids
+                    .remove(&std::mem::replace(&mut kept.key, key.clone()));
+                self.ids.insert(key, *slot);
+            }
         }
+        self.calls.insert(id, call);
         id
     }
 
     pub(super) fn call(&mut self, id: CallId) -> Option<&mut Call> {
-        let call = self.calls.get_mut(id.place);
-        call.filter(|call| call.number == id.number)
+        self.calls.get_mut(&id)
     }
 
     /// The call has come to its end. Its slots are still its own.
     pub(super) fn end(&mut self, id: CallId) -> Option<Call> {
-        self.call(id)?;
-        Some(self.calls.remove(id.place))
+        self.calls.remove(&id)
     }
 
     /// The call whose turn it is.
@@ -294,106 +441,22 @@ impl State {
         };
         Some((id, self.call(id)?))
     }
-
-    pub(super) fn calls(&mut self) -> impl Iterator<Item = (CallId, &mut Call)> {
-        self.calls.iter_mut().map(|(place, call)| {
-            let number = call.number;
-            (CallId { place, number }, call)
-        })
-    }
 }
 
-/// Calls and holds that go on after the session's next reply.
-#[derive(Default)]
-struct WithSession {
-    calls: Vec<CallId>,
-    holds: Vec<(Weak<Hold>, Arc<Session>)>,
-}
-
-impl State {
-    pub(super) fn ask_with_session(&mut self, id: CallId) {
-        self.with_session.calls.push(id);
-    }
-
-    pub(super) fn renew_with_session(&mut self, hold: &Arc<Hold>, asked: &Arc<Session>) {
-        let hold = (Arc::downgrade(hold), Arc::clone(asked));
-        self.with_session.holds.push(hold);
-    }
-
-    /// The calls that wait for this session, or for a session that will never be heard of again.
-    pub(super) fn calls_with_session(&mut self, session: &Arc<Session>) -> Vec<CallId> {
-        let all = std::mem::take(&mut self.with_session.calls);
-        let mut now = Vec::new();
-        for id in all {
-            match self.call(id) {
-                Some(call) if is_heard(session, &call.session) => now.push(id),
-                Some(_) => self.with_session.calls.push(id),
-                None => {}
-            }
-        }
-        now
-    }
-
-    pub(super) fn holds_with_session(&mut self, session: &Arc<Session>) -> Vec<Arc<Hold>> {
-        let all = std::mem::take(&mut self.with_session.holds);
-        let (now, later): (Vec<_>, Vec<_>) = all
-            .into_iter()
-            .partition(|(_, asked)| is_heard(session, asked));
-        self.with_session.holds = later;
-        now.iter().filter_map(|(hold, _)| hold.upgrade()).collect()
-    }
-}
-
-fn is_heard(session: &Arc<Session>, asked: &Arc<Session>) -> bool {
-    Arc::ptr_eq(session, asked) || asked.is_retired()
-}
-
-/// An owner at a lock in a mode, as events name it. Hashed once: most come, are found once more,
-/// and go.
-#[derive(Clone, PartialEq, Eq)]
+/// An owner at a lock in a mode, as events name it.
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
-    hash: u64,
     name: Arc<[u8]>,
     owner: Arc<[u8]>,
     kind: Kind,
 }
 
 impl Key {
-    fn new(name: Arc<[u8]>, owner: Arc<[u8]>, kind: Kind) -> Self {
-        static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-        let mut hasher = STATE.build_hasher();
-        // Both in as few pieces as can be: each costs more than its bytes.
-        hasher.write(&name);
-        hasher.write(&owner);
-        hasher.write_usize(name.len());
-        let hash = hasher.finish();
+    fn of(target: &Target) -> Self {
         Self {
-            hash,
-            name,
-            owner,
-            kind,
+            name: Arc::clone(&target.name),
+            owner: Arc::clone(&target.owner.name).into(),
+            kind: target.mode.kind(),
         }
-    }
-}
-
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, hasher: &mut H) {
-        hasher.write_u64(self.hash);
-    }
-}
-
-/// Passes the hash of a [`Key`] through.
-#[derive(Default)]
-struct Hashed(u64);
-
-impl Hasher for Hashed {
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-
-    fn write(&mut self, _: &[u8]) {}
-
-    fn finish(&self) -> u64 {
-        self.0
     }
 }

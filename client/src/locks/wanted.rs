@@ -9,7 +9,7 @@ use crate::locked;
 /// Whether the server was asked to tell when a lock is wanted, and how often it has told.
 #[derive(Default)]
 pub(crate) struct Wanted {
-    told: AtomicU64,
+    pub(super) told: AtomicU64,
     /// How often callers of this process wanted it since it was last handed to one of them, which
     /// the server does not know.
     pub(super) told_here: AtomicU64,
@@ -22,27 +22,17 @@ pub(crate) struct Wanted {
 enum Asked {
     #[default]
     Not,
-    /// A task is about it.
-    UnderWay,
+    /// The renewals ask, until one is answered.
+    Due,
     /// The server has agreed, which tells once; and it was told so often by then.
     Until { told: u64 },
     /// The server has refused.
     Refused(Error),
 }
 
-/// The next step of a task that listens.
-pub(super) enum Next {
-    /// The word will come.
-    Wait,
-    /// Ask the server. The request counts as in flight from now on.
-    Ask,
-    /// There will be none.
-    Fail(Error),
-}
-
 impl Wanted {
     /// The state of a new hold, which may have asked with its ACQUIRE.
-    pub(crate) fn new(is_asked: bool) -> Self {
+    pub(super) fn new(is_asked: bool) -> Self {
         let asked = is_asked.then_some(Asked::Until { told: 0 });
         Self {
             asked: Mutex::new(asked.unwrap_or_default()),
@@ -50,87 +40,68 @@ impl Wanted {
         }
     }
 
-    /// How often it was told.
-    pub(crate) fn told(&self) -> u64 {
+    fn told(&self) -> u64 {
         self.told.load(Ordering::Acquire)
     }
 
     /// How often its present guards may have heard.
-    pub(crate) fn heard(&self) -> u64 {
+    pub(super) fn heard(&self) -> u64 {
         self.told()
             .saturating_add(self.told_here.load(Ordering::Acquire))
     }
 
     /// It is handed to the next guard, which has yet to hear of anybody.
-    pub(crate) fn begins_anew(&self) {
+    pub(super) fn begins_anew(&self) {
         self.told_here.store(0, Ordering::Release);
     }
 
-    /// Adds the number of the server's reports that a caller waits.
-    pub(crate) fn tell(&self, times: u64) {
-        self.told.fetch_add(times, Ordering::Release);
-    }
-
-    /// The lock must not be kept here: it is lost, or the server cannot report that it is wanted.
-    pub(crate) fn must_go_back(&self) {
+    /// The lock must not be kept here.
+    pub(super) fn must_go_back(&self) {
         self.goes_back.store(true, Ordering::Release);
     }
 
     /// Whether the lock may be kept here, because no other client wants it.
-    pub(crate) fn may_be_kept(&self) -> bool {
+    pub(super) fn may_be_kept(&self) -> bool {
         self.told() == 0 && !self.goes_back.load(Ordering::Acquire)
     }
 
-    /// Whether each renewal is to ask once more: the server's word may be lost with a connection,
-    /// and a node forgets that it was asked when the slot goes to another, also if it comes back
-    /// before anybody here has noticed.
-    pub(crate) fn is_asked(&self) -> bool {
-        match &*locked(&self.asked) {
-            Asked::UnderWay => true,
-            Asked::Until { told } => *told == self.told(),
+    /// Whether a renewal is to ask, and how often it was told before. Each asks once more: the
+    /// server's word may be lost with a connection, and a node forgets that it was asked when the
+    /// slot goes to another, also if it comes back before anybody here has noticed.
+    pub(super) fn asks(&self) -> Option<u64> {
+        let now = self.told();
+        let asks = match &*locked(&self.asked) {
+            Asked::Due => true,
+            Asked::Until { told } => *told == now,
             Asked::Not | Asked::Refused(_) => false,
-        }
+        };
+        asks.then_some(now)
     }
 
-    /// Somebody wants to hear from now on: a refusal is an earlier one's, and perhaps that of
-    /// another server.
-    pub(crate) fn forgets_refusal(&self) {
+    /// The renewals ask from now on.
+    pub(super) fn must_be_asked(&self) {
+        *locked(&self.asked) = Asked::Due;
+    }
+
+    /// The renewal that asked was answered. It had been told so often before.
+    pub(super) fn answered(&self, before: u64, error: Option<&Error>) {
         let mut asked = locked(&self.asked);
-        if let Asked::Refused(_) = &*asked {
-            *asked = Asked::Not;
+        match error {
+            None => *asked = Asked::Until { told: before },
+            Some(error) if error.is_unanswered() => {}
+            Some(error) => *asked = Asked::Refused(error.clone()),
         }
     }
 
-    /// Decides whether the server must be asked to report waiters.
-    pub(super) fn next(&self) -> Next {
+    /// A refusal is told to one who listens; the next asks the server again.
+    pub(super) fn refusal(&self) -> Option<Error> {
         let mut asked = locked(&self.asked);
-        match &*asked {
-            Asked::UnderWay => return Next::Wait,
-            Asked::Until { told } if *told == self.told() => return Next::Wait,
-            Asked::Not | Asked::Until { .. } | Asked::Refused(_) => {}
-        }
-        match std::mem::replace(&mut *asked, Asked::UnderWay) {
-            Asked::Refused(error) => {
-                // The next listener asks the server again.
-                *asked = Asked::Not;
-                Next::Fail(error)
-            }
-            _ => Next::Ask,
-        }
-    }
-
-    /// The server tells once from now on, unless it has refused meanwhile. It had told so often
-    /// before it was asked.
-    pub(crate) fn agreed(&self, told: u64) {
-        let mut asked = locked(&self.asked);
-        if let Asked::UnderWay = &*asked {
-            *asked = Asked::Until { told };
-        }
-    }
-
-    /// The server does not report waiters. `error` says why, if a listener still wants to know.
-    pub(crate) fn failed(&self, error: Option<Error>) {
-        *locked(&self.asked) = error.map_or(Asked::Not, Asked::Refused);
+        let Asked::Refused(error) = &*asked else {
+            return None;
+        };
+        let error = error.clone();
+        *asked = Asked::Not;
+        Some(error)
     }
 }
 
@@ -138,29 +109,26 @@ impl Wanted {
 mod tests {
     use super::*;
 
-    fn is_asked(wanted: &Wanted) -> bool {
-        !matches!(wanted.next(), Next::Ask)
-    }
-
     #[test]
-    fn the_server_is_asked_once_and_again_when_it_has_told() {
+    fn renewals_ask_until_one_is_answered_and_again_until_it_is_told() {
         let wanted = Wanted::default();
-        assert!(!wanted.is_asked());
-        assert!(!is_asked(&wanted));
-        assert!(is_asked(&wanted), "it is under way");
-        wanted.agreed(0);
-        assert!(is_asked(&wanted) && wanted.is_asked());
+        assert_eq!(wanted.asks(), None);
+        wanted.must_be_asked();
+        assert_eq!(wanted.asks(), Some(0));
+        wanted.answered(0, Some(&Error::not_attached()));
+        assert_eq!(wanted.asks(), Some(0), "it was not answered");
+        wanted.answered(0, None);
+        assert_eq!(wanted.asks(), Some(0), "word may be lost");
+        wanted.told.fetch_add(1, Ordering::Release);
+        assert_eq!(wanted.asks(), None);
         // Told before the answer to the asking came.
-        wanted.tell(1);
-        wanted.agreed(0);
-        assert!(!wanted.is_asked() && !is_asked(&wanted));
-        wanted.agreed(1);
-        assert!(is_asked(&wanted));
-        wanted.failed(None);
-        assert!(!is_asked(&wanted));
-        wanted.failed(Some(Error::refused("no")));
-        assert!(matches!(wanted.next(), Next::Fail(_)));
-        assert!(!is_asked(&wanted), "asked anew");
-        assert!(Wanted::new(true).is_asked());
+        wanted.answered(0, None);
+        assert_eq!(wanted.asks(), None);
+        wanted.answered(1, None);
+        assert_eq!(wanted.asks(), Some(1));
+        wanted.answered(1, Some(&Error::refused("no")));
+        assert_eq!(wanted.asks(), None);
+        assert!(wanted.refusal().is_some() && wanted.refusal().is_none());
+        assert_eq!(Wanted::new(true).asks(), Some(0));
     }
 }

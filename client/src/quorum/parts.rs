@@ -1,7 +1,6 @@
 //! The grant or the refusal of each server, and whether the grants make a majority.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
@@ -30,8 +29,6 @@ struct Part {
     why_not: Option<Error>,
     /// The token of the first grant.
     token: Option<u64>,
-    /// How many reports of waiters this grant's guard has passed on.
-    heard: Arc<AtomicU64>,
     /// Whether the server has yet to answer the last request.
     is_asked: bool,
 }
@@ -79,7 +76,6 @@ impl Parts {
             guard: None,
             why_not: Some(Error::too_slow(terms.core.server_timeout)),
             token: None,
-            heard: Arc::default(),
             is_asked: false,
         };
         Self {
@@ -135,7 +131,6 @@ impl Parts {
             Ok(guard) if part.live().is_none() => {
                 part.token.get_or_insert(guard.token());
                 part.guard = Some(Arc::new(guard));
-                part.heard = Arc::default();
                 part.why_not = None;
             }
             Err(error) if part.guard.is_none() => part.why_not = Some(error),
@@ -237,9 +232,8 @@ impl Parts {
     ) -> FuturesUnordered<impl Future<Output = (usize, Result<(), Error>)> + use<>> {
         let parts = self.servers.iter().zip(refused).enumerate();
         let listening = parts.filter_map(|(server, (part, refused))| {
-            let guard = part.live().filter(|_| refused.is_none())?;
-            let wanted = guard.wanted_apart(Arc::clone(&part.heard));
-            Some(async move { (server, wanted.await) })
+            let guard = Arc::clone(part.live().filter(|_| refused.is_none())?);
+            Some(async move { (server, guard.wanted().await) })
         });
         listening.collect()
     }
@@ -276,7 +270,7 @@ impl Parts {
         self.still_held()?;
         let parts = self.servers.iter_mut().enumerate();
         let guards = parts.filter_map(|(server, part)| {
-            // Only a renewal by hand clones a guard, and it borrows the quorum guard that ends
+            // Only renew() and wanted() clone a guard, and they borrow the quorum guard that ends
             // here. So there is no other clone.
             Some((server, Arc::into_inner(part.guard.take()?)?))
         });

@@ -70,12 +70,8 @@ impl Router {
 
     pub(super) fn follow(&self, redirect: &Redirect) -> Option<Route> {
         let mut map = locked(&self.map);
-        let nameless = redirect.host.as_deref().filter(|host| *host != NAMELESS);
-        let there = map.at(nameless, redirect.port);
-        if !redirect.only_this || there.is_none() {
-            self.request_refresh();
-        }
-        let id = there?;
+        let named = redirect.host.as_deref().filter(|host| *host != NAMELESS);
+        let id = map.at(named, redirect.port)?;
         let node = self.node(&mut map, &id);
         Some(Route {
             node,

@@ -98,7 +98,7 @@ impl Router {
     /// order of the slots, so that all callers take several groups in the same order. Empty for a
     /// single server, where one command takes all.
     pub(crate) fn parts(&self, names: &[Arc<[u8]>]) -> Vec<Arc<[Arc<[u8]>]>> {
-        if !self.are_several() {
+        if names.len() < 2 || !self.are_several() {
             return Vec::new();
         }
         let mut names = names.to_vec();
@@ -120,20 +120,19 @@ impl Router {
         self.only.is_some() || Arc::ptr_eq(&self.home(name).session, session)
     }
 
-    /// Where a node sends us with this error, if it does and that is known. If not, the map is read
-    /// again.
+    /// Where a node sends us with this error, if it does and that is known. If not, or if a slot
+    /// has moved for good, the map is read again.
     pub(crate) fn redirected(&self, error: &Error) -> Option<Route> {
         if !self.are_several() {
             return None;
         }
         let redirect = error.redirect().and_then(Redirect::read);
-        let Some(redirect) = redirect else {
-            if error.is_unanswered() {
-                self.request_refresh();
-            }
-            return None;
-        };
-        self.follow(&redirect)
+        let there = redirect.as_ref().and_then(|redirect| self.follow(redirect));
+        let is_known = there.as_ref().is_some_and(|route| route.asking);
+        if !is_known && (redirect.is_some() || error.is_unanswered()) {
+            self.request_refresh();
+        }
+        there
     }
 
     /// Has the map read again.

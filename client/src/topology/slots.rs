@@ -1,46 +1,36 @@
 //! The slots of a cluster: which one a name is in, and which node serves it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::wire::SLOTS;
 
 /// Which node serves each slot, as far as somebody has told.
 #[derive(Debug, Default)]
-pub(super) struct Slots(Vec<Option<Arc<str>>>);
+pub(super) struct Slots(BTreeMap<u16, Arc<str>>);
 
 impl Slots {
     pub(super) fn get(&self, slot: u16) -> Option<&Arc<str>> {
-        self.0.get(usize::from(slot))?.as_ref()
+        self.0.get(&slot)
     }
 
     /// Whether another node has served it before.
     pub(super) fn set(&mut self, slot: u16, id: &Arc<str>) -> bool {
-        let slot = usize::from(slot);
-        if self.0.len() <= slot {
-            self.0
-                .resize(usize::from(SLOTS).max(slot.saturating_add(1)), None);
-        }
-        let Some(place) = self.0.get_mut(slot) else {
-            return false;
-        };
-        let before = place.replace(Arc::clone(id));
+        let before = self.0.insert(slot, Arc::clone(id));
         before.is_some_and(|before| before != *id)
     }
 
     /// All nodes that serve any.
     pub(super) fn ids(&self) -> BTreeSet<Arc<str>> {
         // One slot of each run is enough: runs are thousands of slots long.
-        let mut runs: Vec<_> = self.0.iter().flatten().collect();
+        let mut runs: Vec<_> = self.0.values().collect();
         runs.dedup();
         runs.into_iter().cloned().collect()
     }
 
     pub(super) fn of(&self, id: &str) -> impl Iterator<Item = u16> {
-        let served = (0..).zip(&self.0);
-        served
-            .filter(move |(_, by)| by.as_deref() == Some(id))
-            .map(|(slot, _)| slot)
+        let served = self.0.iter().filter(move |(_, by)| ***by == *id);
+        served.map(|(slot, _)| *slot)
     }
 }
 

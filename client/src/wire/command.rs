@@ -1,7 +1,6 @@
 //! A command for a server, from its hand-over to its answer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use redis::{Cmd, Value};
 use tokio::time::Instant;
@@ -11,16 +10,11 @@ use crate::wire::{Confidence, Session};
 
 /// A command that waits to be sent, or for its answer.
 pub(crate) struct Request {
-    pub(crate) cmd: Cmd,
-    pub(crate) expected: Expected,
-}
-
-/// The state of a command beside its words.
-pub(crate) struct Expected {
+    pub(super) cmd: Cmd,
     pub(super) then: Then,
     /// The lock that it is about.
     pub(crate) name: Arc<[u8]>,
-    pub(super) manner: Manner,
+    pub(crate) manner: Manner,
     /// Whether it goes behind an `ASKING`: to a node to which its slot is on its way.
     pub(super) asking: bool,
     /// When its caller is told that no answer has come, if it was not told yet.
@@ -29,7 +23,8 @@ pub(crate) struct Expected {
     pub(crate) hops: u32,
     /// The last sending.
     pub(super) sent: Option<Sending>,
-    pub(super) counted: Option<Counted>,
+    /// Counts it among the commands without an answer.
+    pub(super) counted: Option<Arc<()>>,
 }
 
 /// How a command is treated that was not answered, or was sent to the wrong node.
@@ -80,18 +75,10 @@ impl Sending {
     }
 }
 
-/// One of the commands without an answer.
-pub(super) struct Counted(pub(super) Arc<AtomicUsize>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 impl Request {
     pub(crate) fn new(cmd: Cmd, name: &Arc<[u8]>, manner: Manner, then: Then) -> Self {
-        let expected = Expected {
+        Self {
+            cmd,
             then,
             name: Arc::clone(name),
             manner,
@@ -100,50 +87,44 @@ impl Request {
             hops: 0,
             sent: None,
             counted: None,
-        };
-        Self { cmd, expected }
+        }
     }
 
     /// To the node to which its slot is on its way.
     pub(crate) fn asking(mut self, asking: bool) -> Self {
-        self.expected.asking = asking;
+        self.asking = asking;
         self
     }
 
     /// It is given up.
     pub(crate) fn fail(mut self, error: Error) {
-        self.expected.told(Err(error));
+        self.told(Err(error));
     }
-}
 
-impl Expected {
     pub(super) fn told(&mut self, reply: Result<Value, Error>) {
+        // It counts no more when its caller hears of it.
         drop(self.counted.take());
         (self.then)(Outcome::Told(reply, self.sent.take()));
     }
 
+    /// Its caller hears why there is no answer yet.
+    pub(super) fn put_off(&mut self, why: Error) {
+        self.until = None;
+        (self.then)(Outcome::Overdue(why));
+    }
+
     /// No answer has come in time: whether its caller goes on waiting for one.
     pub(super) fn overdue(&mut self, trouble: &Error) -> bool {
-        self.until = None;
-        if self.sent.is_some() {
-            (self.then)(Outcome::Overdue(Error::no_reply(None)));
-            return true;
+        if self.sent.is_none() && self.manner != Manner::Twice {
+            self.told(Err(trouble.clone()));
+            return false;
         }
-        match self.manner {
-            Manner::Twice => {
-                (self.then)(Outcome::Overdue(trouble.clone()));
-                true
-            }
-            Manner::Asks | Manner::Once => {
-                self.told(Err(trouble.clone()));
-                false
-            }
-        }
-    }
-}
-
-impl Expected {
-    pub(super) fn is_due(&self) -> bool {
-        self.until.is_some_and(|until| until <= Instant::now())
+        let is_sent = self.sent.is_some();
+        self.put_off(if is_sent {
+            Error::no_reply(None)
+        } else {
+            trouble.clone()
+        });
+        true
     }
 }

@@ -1,18 +1,18 @@
 //! Finding a server and connecting to it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redis::{Cmd, ConnectionInfo, Value};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use redis::aio::SendError;
+use redis::{Cmd, ConnectionInfo, PushInfo, Value};
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
 use crate::error::{Code, Error};
-use crate::part;
-use crate::wire::connection::{Latest, within};
 use crate::wire::endpoint::{address, at, read, with_port};
 use crate::wire::reply::{is_replica, read_by};
-use crate::wire::{Address, Connection, Dialer, Sentinels, request};
+use crate::wire::{Address, Dialer, Sentinels, Socket, request};
+use crate::{locked, part};
 
 /// Opens connections to the server, wherever that is at the moment: it is looked up before each.
 /// Clones open connections of the same client.
@@ -24,7 +24,35 @@ pub(crate) struct Connector {
     pub(crate) sentinels: Arc<Sentinels>,
     pub(crate) dialer: Dialer,
     /// The server that is the one to use.
-    latest: watch::Sender<Latest>,
+    used: Arc<Mutex<Used>>,
+}
+
+/// The server's address, as the newest successful question found it. `None` if that server cannot
+/// be reached.
+#[derive(Debug, Default)]
+struct Used {
+    found: Option<String>,
+    asked: Option<Instant>,
+    /// Cancelled when another server is the one to use.
+    replaced: CancellationToken,
+}
+
+/// A connection to a primary. Dropping it closes the socket.
+pub(crate) struct Connection {
+    pub(super) socket: Socket,
+    closed: CancellationToken,
+    replaced: CancellationToken,
+}
+
+impl Connection {
+    /// Ends when the peer is known to have closed it, or another server has been found, by another
+    /// connection or by the word of the sentinels.
+    pub(crate) async fn over(&self) {
+        tokio::select! {
+            () = self.closed.cancelled() => {}
+            () = self.replaced.cancelled() => {}
+        }
+    }
 }
 
 impl Connector {
@@ -36,12 +64,12 @@ impl Connector {
             certificates.client(info)
         });
         let (server, sentinels) = (read(url)?, sentinels.collect::<Result<_, _>>()?);
-        let sentinels = Sentinels::new(sentinels, address(&server).host, dialer);
+        let sentinels = Sentinels::new(sentinels, &address(&server).host, dialer);
         let connector = Self {
             server,
             sentinels: Arc::new(sentinels),
             dialer: dialer.clone(),
-            latest: watch::Sender::default(),
+            used: Arc::default(),
         };
         // Reports unreadable certificates now, not at the first connection.
         certificates.client(connector.server.clone())?;
@@ -52,7 +80,7 @@ impl Connector {
     pub(crate) fn other(&self, address: &Address) -> Self {
         Self {
             server: at(&self.server, address),
-            latest: watch::Sender::default(),
+            used: Arc::default(),
             ..self.clone()
         }
     }
@@ -89,9 +117,9 @@ impl Connector {
     ) -> Result<T, Error> {
         let client = self.find().await?;
         let limit = self.dialer.response_timeout;
-        let (mut socket, _) = self.dialer.open(&client, Some(limit)).await?;
-        let reply = socket.redis.send_packed_command(&cmd);
-        read_by(within(limit, reply).await, read)
+        let ignored = |_: PushInfo| Ok::<_, SendError>(());
+        let socket = self.dialer.open(&client, ignored).await?;
+        read_by(socket.ask(cmd, limit).await, read)
     }
 
     /// Looks up where the server is and connects to it, if it is a primary.
@@ -107,93 +135,79 @@ impl Connector {
     async fn reach(&self, client: &redis::Client, asked: Instant) -> Result<Connection, Error> {
         // Both together have the time of one answer.
         let (limit, began) = (self.dialer.response_timeout, Instant::now());
-        let (mut socket, pushes) = self.dialer.open(client, Some(limit)).await?;
+        let closed = CancellationToken::new();
+        // Nothing is pushed to us, but what would hear of it is dropped with the connection.
+        let ends = closed.clone().drop_guard();
+        let hears = move |_: PushInfo| {
+            let _ = &ends;
+            Ok::<_, SendError>(())
+        };
+        let socket = self.dialer.open(client, hears).await?;
         let hello = request::hello(self.dialer.label.as_deref());
-        let answer = socket.redis.send_packed_command(&hello);
-        let answer = within(limit.saturating_sub(began.elapsed()), answer).await;
-        let answer = answer.map_err(Error::unasked)?;
-        let address: Arc<str> = client.get_connection_info().addr().to_string().into();
+        let answer = socket.ask(hello, limit.saturating_sub(began.elapsed()));
+        let answer = answer.await.map_err(Error::unasked)?;
+        let address = client.get_connection_info().addr().to_string();
         if is_replica(&answer) {
             return Err(Error::from_text(&format!(
                 "READONLY the server at {address} is a replica"
             )));
         }
-        self.has_found(Some(Arc::clone(&address)), asked);
-        if !self.latest.borrow().is(&address) {
-            return Err(Error::elsewhere());
-        }
+        let replaced = self.has_found(Some(&address), asked);
         Ok(Connection {
             socket,
-            pushes,
-            address,
-            latest: self.latest.subscribe(),
+            closed,
+            replaced: replaced.ok_or_else(Error::elsewhere)?,
         })
     }
 
     /// Records the address that a question asked at this time has found, and so ends connections to
     /// other addresses. If a newer question has found an address meanwhile, while the server was
-    /// slow to answer, this result is ignored.
-    fn has_found(&self, found: Option<Arc<str>>, asked: Instant) {
-        self.latest.send_if_modified(|latest| {
-            let asked = Some(asked);
-            let is_news = asked >= latest.asked;
-            if is_news {
-                *latest = Latest { found, asked };
+    /// slow to answer, this result is ignored. The end of connections to this address, if it is the
+    /// one to use.
+    fn has_found(&self, found: Option<&str>, asked: Instant) -> Option<CancellationToken> {
+        let mut used = locked(&self.used);
+        if used.asked <= Some(asked) {
+            used.asked = Some(asked);
+            if used.found.as_deref() != found {
+                used.found = found.map(str::to_owned);
+                std::mem::take(&mut used.replaced).cancel();
             }
-            is_news
-        });
+        }
+        (used.found.as_deref() == found).then(|| used.replaced.clone())
     }
 
     /// Asks the sentinels whether the server that was reached last is still the primary. If a
     /// majority names another twice in a row, and that one is a primary or cannot be reached, the
     /// connections to the old one are given up: the new one may grant the same locks to other
     /// clients. If the named server is still a replica, nothing changes until the next question.
+    /// While no server is in use there is none to give up: whoever connects asks then.
     ///
     /// Sentinels that do not answer `within` this time count as silent. While the others do not
     /// agree yet, a silent one would otherwise delay the next question.
-    ///
-    /// Returns whether the server was given up for another.
-    pub(crate) async fn ask_sentinels(&self, within: Duration) -> bool {
+    pub(crate) async fn ask_sentinels(&self, within: Duration) {
         let (within, asked) = (self.dialer.response_timeout.min(within), Instant::now());
-        let client = self.named_otherwise(within).await;
-        let Some(client) = client else { return false };
-        let before = self.latest.borrow().clone();
-        // While no server is in use, connecting calls ask the sentinels too, and give a stalled
-        // server the time of a reply. Waiting for it here as well would put off the next question,
-        // and would take the server into use if it resumes after it was replaced.
-        let limit = before.found.is_none().then_some(within);
-        let reached = timeout(limit.unwrap_or(Duration::MAX), self.reach(&client, asked));
-        match reached.await {
-            Err(_) => false,
-            Ok(Ok(there)) => before.found.is_some() && !before.is(&there.address),
-            Ok(Err(error)) if error.code() == Code::ReadOnly => {
-                self.sentinels.forget();
-                false
-            }
-            Ok(Err(_)) => {
-                self.has_found(None, asked);
-                true
-            }
+        let Some(client) = self.named_otherwise(within).await else {
+            return;
+        };
+        match self.reach(&client, asked).await {
+            Err(error) if error.code() == Code::ReadOnly => self.sentinels.forget(),
+            Err(_) => drop(self.has_found(None, asked)),
+            Ok(_) => {}
         }
     }
 
-    /// The server that a majority names twice in a row, if it is not the one that was reached last.
+    /// The server that a majority names twice in a row, if it is not the one in use.
     async fn named_otherwise(&self, within: Duration) -> Option<redis::Client> {
         let other = async || {
+            let used = locked(&self.used).found.clone()?;
             // However late each of them answers within this time.
             let (named, by_most) = self.sentinels.primary(within, within).await.ok()?;
-            (by_most && !self.is_at(&named)).then_some(named)
+            (by_most && used != self.other(&named).shown()).then_some(named)
         };
         let first = other().await?;
         sleep(AGAIN_AFTER).await;
         let again = other().await.filter(|again| *again == first)?;
         self.client_of(&again).ok()
-    }
-
-    /// Whether the server that was reached last was found at this address.
-    pub(crate) fn is_at(&self, address: &Address) -> bool {
-        let latest = self.latest.borrow();
-        latest.is(&self.other(address).shown())
     }
 }
 
@@ -242,7 +256,12 @@ mod tests {
         ];
         let place = place("redis://my_Service/3", &sentinels).expect("it can be read");
         assert_eq!(&*place.address().host, "my_Service");
-        let addresses: Vec<_> = place.sentinels.clients().map(shown).collect();
+        let addresses: Vec<_> = place
+            .sentinels
+            .all
+            .iter()
+            .map(|one| shown(&one.client))
+            .collect();
         assert_eq!(addresses, ["one:26379", "two:1234", "::1:26379"]);
     }
 

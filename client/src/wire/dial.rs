@@ -1,26 +1,76 @@
 //! Opening a connection: over a socket, or in a test by what stands for one.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::AsyncConnectionConfig;
-use redis::aio::MultiplexedConnection;
-use tokio::sync::{Semaphore, mpsc};
+use futures_util::FutureExt;
+use redis::aio::{AsyncPushSender, MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Cmd, Pipeline, Value};
+use tokio::sync::Semaphore;
+use tokio::task::unconstrained;
+use tokio::time::timeout;
+use tokio_util::sync::ReusableBoxFuture;
 
 use crate::error::Error;
 use crate::wire::Certificates;
 
 /// An open socket. Clones share it, and it closes with the last.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Socket {
-    pub(super) redis: MultiplexedConnection,
+    redis: MultiplexedConnection,
     /// The task that reads and writes. It is aborted when the last clone is dropped.
     #[cfg(feature = "test-util")]
     _driver: Option<Arc<tokio_util::task::AbortOnDropHandle<()>>>,
 }
 
-/// The server's push messages. They end when the connection is closed.
-pub(super) type Pushes = mpsc::UnboundedReceiver<redis::PushInfo>;
+/// The future replies to a pipeline, which come together or not at all. In a box, because it is
+/// large and moved a few times.
+pub(crate) type Replies = ReusableBoxFuture<'static, Result<Vec<Value>, Error>>;
+
+impl Socket {
+    /// Sends these in one write. They are in the socket's queue when this returns, so no later
+    /// command can get ahead of them. `spare` is the memory of earlier replies.
+    pub(super) fn send(&self, pipeline: &Arc<Pipeline>, spare: Option<Replies>) -> Replies {
+        let (mut socket, pipeline) = (self.clone(), Arc::clone(pipeline));
+        // Unconstrained: if tokio's budget put off the first poll, later commands could go before
+        // these.
+        let work = unconstrained(async move {
+            let replies = socket
+                .redis
+                .send_packed_commands(&pipeline, 0, pipeline.len());
+            replies
+                .await
+                .map_err(|broken| Error::no_reply(Some(broken)))
+        });
+        let mut replies = match spare {
+            Some(mut spare) => {
+                spare.set(work);
+                spare
+            }
+            None => ReusableBoxFuture::new(work),
+        };
+        // The first poll puts them into the queue. It needs no waker: whoever waits polls again.
+        if let Some(told) = (&mut replies).now_or_never() {
+            replies.set(ready(told));
+        }
+        replies
+    }
+
+    /// Asks this one thing, for no longer than that.
+    pub(super) fn ask(
+        &self,
+        cmd: Cmd,
+        limit: Duration,
+    ) -> impl Future<Output = Result<Value, Error>> + use<> {
+        let mut socket = self.clone();
+        async move {
+            let reply = timeout(limit, socket.redis.send_packed_command(&cmd)).await;
+            let reply = reply.map_err(|_| Error::no_reply(None))?;
+            reply.map_err(|broken| Error::no_reply(Some(broken)))
+        }
+    }
+}
 
 /// The settings of new connections.
 #[derive(Clone, Debug, Default)]
@@ -43,7 +93,8 @@ impl Dialer {
         }
     }
 
-    /// A connection to this very server. How long a reply may take is for the caller to watch.
+    /// A connection to this very server, opened within the time of a reply. How long a reply there
+    /// may take is for the caller to watch.
     ///
     /// The buffer has room for all commands that wait to be written. If senders had to wait for
     /// room, each would be woken by itself, and a later one might write first: a CANCEL or RELEASE
@@ -52,30 +103,26 @@ impl Dialer {
     pub(super) async fn open(
         &self,
         server: &redis::Client,
-        within: Option<Duration>,
-    ) -> Result<(Socket, Pushes), Error> {
-        let (sender, pushes) = mpsc::unbounded_channel();
+        pushes: impl AsyncPushSender,
+    ) -> Result<Socket, Error> {
         let config = AsyncConnectionConfig::new()
             .set_pipeline_buffer_size(Semaphore::MAX_PERMITS)
-            .set_connection_timeout(within)
+            .set_connection_timeout(Some(self.response_timeout))
             .set_response_timeout(None)
-            .set_push_sender(sender);
+            .set_push_sender(pushes);
         #[cfg(feature = "test-util")]
         if let Some(dial) = &self.instead {
-            let opening = tokio::time::timeout(
-                within.unwrap_or(crate::time::TIMEOUT_MAX),
-                connect_instead(&**dial, server, config),
-            );
-            let opened = opening.await.map_err(|_| Error::not_attached())?;
-            return Ok((opened.map_err(Error::could_not_connect)?, pushes));
+            let opening = connect_instead(&**dial, server, config);
+            let opened = timeout(self.response_timeout, opening).await;
+            let opened = opened.map_err(|_| Error::not_attached())?;
+            return opened.map_err(Error::could_not_connect);
         }
         let redis = server.get_multiplexed_async_connection_with_config(&config);
-        let socket = Socket {
+        Ok(Socket {
             redis: redis.await.map_err(Error::could_not_connect)?,
             #[cfg(feature = "test-util")]
             _driver: None,
-        };
-        Ok((socket, pushes))
+        })
     }
 }
 
@@ -94,4 +141,45 @@ async fn connect_instead(
         redis,
         _driver: Some(Arc::new(driver)),
     })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::TcpStream;
+
+    /// Answers by `answer`, but the first commands of a connection as a primary does, until `QUIT`
+    /// or the end of the connection. Returns the commands.
+    pub(crate) async fn serve(
+        socket: TcpStream,
+        answer: impl Fn(&[String]) -> String,
+    ) -> Vec<String> {
+        let mut socket = BufReader::new(socket);
+        let mut asked = Vec::new();
+        let mut line = String::new();
+        while asked.last().is_none_or(|last| last != "QUIT") {
+            let mut words = Vec::new();
+            line.clear();
+            if socket.read_line(&mut line).await.unwrap_or_default() == 0 {
+                break;
+            }
+            let count: usize = line.trim_start_matches('*').trim().parse().expect("words");
+            for _ in 0..count {
+                line.clear();
+                socket.read_line(&mut line).await.expect("a length");
+                let length: usize = line.trim_start_matches('$').trim().parse().expect("one");
+                let mut word = vec![0; length.saturating_add(2)];
+                socket.read_exact(&mut word).await.expect("a word");
+                words.push(String::from_utf8_lossy(&word).trim().to_owned());
+            }
+            let reply = match words[0].as_str() {
+                "HELLO" => "%1\r\n$4\r\nrole\r\n$6\r\nmaster\r\n".to_owned(),
+                "CLIENT" | "ASKING" | "QUIT" => "+OK\r\n".to_owned(),
+                _ => answer(&words),
+            };
+            socket.write_all(reply.as_bytes()).await.expect("it reads");
+            asked.push(words.join(" "));
+        }
+        asked
+    }
 }

@@ -7,16 +7,15 @@
 //! the same way: a lease counts only as far as it was acknowledged.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use redis::Cmd;
+use futures_util::FutureExt;
+use redis::{Cmd, Pipeline, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::wire::connection::Batch;
 use crate::wire::reply::{read_by, read_copied, read_renewed};
-use crate::wire::{Connection, Connector, Durability, Values, request};
+use crate::wire::{Connection, Connector, Durability, request};
 use crate::{Error, ErrorKind, PAUSE_MAX, Pace, task};
 
 impl Durability {
@@ -42,8 +41,6 @@ impl Durability {
 pub(crate) struct Acknowledger {
     requests: mpsc::UnboundedSender<Request>,
 }
-
-type Queue = mpsc::UnboundedReceiver<Request>;
 
 struct Request {
     renewal: Cmd,
@@ -85,7 +82,7 @@ async fn run(
     connector: Connector,
     durability: Durability,
     gathering: Arc<Mutex<()>>,
-    mut queue: Queue,
+    mut queue: mpsc::UnboundedReceiver<Request>,
 ) {
     let limit = connector.dialer.response_timeout;
     let limit = limit.saturating_add(durability.within);
@@ -99,20 +96,30 @@ async fn run(
         if batch.is_empty() {
             continue;
         }
-        // A connection that is not known to be broken is used again.
-        let connection = if let Some(good) = present.take().filter(|one| !one.is_over()) {
-            Ok(good)
-        } else {
-            pace.keep(PAUSE_MAX).await;
-            connector.open().await
-        };
-        let asked = match &connection {
-            Ok(connection) => ask(connection, durability, limit, &batch).await,
-            Err(error) => Err(error.clone()),
-        };
-        // A missing reply may come late, so the next wait needs another connection.
-        let is_unknown = asked.as_ref().is_err_and(Error::is_unknown);
-        present = connection.ok().filter(|_| !is_unknown);
+        let asked: Result<(Vec<Value>, _), Error> = async {
+            // A connection that is not known to be broken is used again.
+            present.take_if(|one| one.over().now_or_never().is_some());
+            let connection = if let Some(good) = present.take() {
+                good
+            } else {
+                pace.keep(PAUSE_MAX).await;
+                connector.open().await?
+            };
+            let mut pipeline = Pipeline::with_capacity(batch.len().saturating_add(1));
+            for request in &mut batch {
+                pipeline.add_command(std::mem::take(&mut request.renewal));
+            }
+            pipeline.add_command(request::wait_for_copies(durability));
+            let replies = connection.socket.send(&Arc::new(pipeline), None);
+            let replies = timeout(limit, replies).await;
+            // A missing reply may come late, so the next wait needs another connection.
+            let mut replies = replies.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
+            present = Some(connection);
+            let copied = replies.pop().ok_or_else(|| Error::no_reply(None));
+            let (local, replicas) = read_by(copied, read_copied).map_err(Error::of_wait)?;
+            Ok((replies, durability.check(local, replicas)))
+        }
+        .await;
         for (place, request) in batch.drain(..).enumerate() {
             let answer = asked.as_ref().map_err(Error::clone);
             let answer = answer.and_then(|(renewed, by_enough)| {
@@ -126,26 +133,10 @@ async fn run(
     }
 }
 
-/// Renews the holds and waits for the copies: the replies to all, and whether enough have them.
-async fn ask(
-    connection: &Connection,
-    durability: Durability,
-    limit: Duration,
-    batch: &[Request],
-) -> Result<(Values, Result<(), Error>), Error> {
-    let renewals = batch.iter().map(|one| one.renewal.clone());
-    let mut calls: Vec<_> = renewals.map(|renewal| (renewal, false)).collect();
-    calls.push((request::wait_for_copies(durability), false));
-    let asked = connection.ask(Arc::new(Batch::new(calls.into_iter())), None);
-    let answer = timeout(limit, asked).await;
-    let mut replies = answer.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
-    let copied = replies.pop().ok_or_else(|| Error::no_reply(None));
-    let (local, replicas) = read_by(copied, read_copied).map_err(Error::of_wait)?;
-    Ok((replies, durability.check(local, replicas)))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn durability(replicas: u32, on_disk: bool) -> Durability {

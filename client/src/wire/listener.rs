@@ -5,12 +5,14 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::error::Error;
-use crate::wire::{Event, Request, Session};
+use crate::wire::{Request, Session, Told};
 
 /// Receives the events of a client's sessions.
 pub(crate) trait Listener: Send + Sync {
-    /// The session was answered.
-    fn heard(&self, session: &Arc<Session>, news: News);
+    /// The session was answered, with events that it has not heard before; `is_new` if it has begun
+    /// anew. None of them happened before `since`: when the last call was sent that was answered in
+    /// this life with all that there was to tell.
+    fn heard(&self, session: &Arc<Session>, told: &Told, is_new: bool, since: Option<Instant>);
 
     /// The session's server is not reached, and another may be in its place.
     fn broken(&self, session: &Arc<Session>);
@@ -21,16 +23,4 @@ pub(crate) trait Listener: Send + Sync {
 
     /// Whether this session's server serves the name, as far as is known.
     fn is_home(&self, session: &Arc<Session>, name: &[u8]) -> bool;
-}
-
-/// An answer to EVENTS.
-pub(crate) struct News {
-    pub(crate) life: i64,
-    /// Whether the session has begun anew.
-    pub(crate) is_new: bool,
-    /// Those that have not been heard before, in order.
-    pub(crate) events: Vec<Event>,
-    /// None of it happened before this: when the last call was sent that was answered in this life
-    /// with all that there was to tell.
-    pub(crate) since: Option<Instant>,
 }

@@ -1,17 +1,19 @@
 //! The task that calls RLOCK.EVENTS again and again, on a connection of its own.
 
+use std::future::pending;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use redis::Value;
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::error::Error;
 use crate::wire::reply::{read_by, read_told};
 use crate::wire::session::part_of_grace;
-use crate::wire::{
-    Answered, Connection, Connector, Listener, News, Replies, Session, Told, request,
-};
-use crate::{Backoff, Pace, part};
+use crate::wire::{Connection, Connector, Listener, Session, Told, request};
+use crate::{PAUSE_MAX, Pace, TIMEOUT_MAX, part};
 
 /// The task that listens. It does not keep the client alive.
 struct Listening {
@@ -19,126 +21,151 @@ struct Listening {
     connector: Connector,
     listener: Weak<dyn Listener>,
     pace: Pace,
-    /// The number of the present connection.
-    epoch: u64,
     /// The last life and event.
     life: i64,
     seq: u64,
     /// When the last call was sent that was answered in this life, with all that there was to tell.
     told: Option<Instant>,
-    /// Whether the last answer was late: the next call then confirms the session at once.
-    was_late: bool,
     /// How late the answers come. Without this, a long round trip would make each of them overdue.
     late: Duration,
 }
 
-/// A connection that is asked, and since when.
-struct Asked {
+/// A call under way.
+struct Call {
     connection: Connection,
+    /// The number of the connection.
+    epoch: u64,
     sent: Instant,
-    replies: Replies,
+    /// How long the server holds it, if it does not answer at once.
+    wait: Option<Duration>,
+    /// When its answer is overdue.
+    due: Instant,
+    reply: BoxFuture<'static, Result<Value, Error>>,
 }
 
 /// Listens until it is aborted, with the node. If another connection takes the session over, it is
 /// taken back: with pauses, so two clients with one session name cannot flood the server.
 pub(crate) async fn run(connector: Connector, session: Arc<Session>, listener: Weak<dyn Listener>) {
-    let mut listening = Listening {
+    let listening = Listening {
         session,
         connector,
         listener,
         pace: Pace::default(),
-        epoch: 0,
         life: 0,
         seq: 0,
         told: None,
-        was_late: false,
         late: Duration::ZERO,
     };
-    let mut connection = listening.attach(None).await;
-    loop {
-        let overdue = listening.listen(connection).await;
-        connection = listening.attach(overdue).await;
-    }
+    listening.listen().await;
 }
 
 impl Listening {
-    /// Calls until a call fails; or is overdue, and may be answered yet.
-    async fn listen(&mut self, mut connection: Connection) -> Option<Asked> {
-        let longest = wait_in(self.session.grace);
-        let (mut at_once, mut was_late) = (false, std::mem::take(&mut self.was_late));
-        let mut pauses = Backoff::new();
+    /// An overdue call may be answered yet, if the server only stood still. It is waited for while
+    /// the next connection is opened, and until the first call there is answered: to close its
+    /// connection earlier would cost our waiters their places.
+    async fn listen(mut self) {
+        let mut overdue = None::<Call>;
         loop {
-            // At once after a silence that was too long, and when an answer was late, which says
-            // nothing of the time since it was asked for: before the next another silence would
-            // come on top of that. But not again and again.
-            let is_over = || {
-                let present = self.session.present();
-                present.is_none_or(|present| present.is_over(Instant::now()))
-            };
-            at_once = !at_once && (was_late || is_over());
-            let wait = Some(longest).filter(|_| !at_once);
-            let mut asked = self.ask(connection, wait);
-            let within = longest.saturating_add(self.slack());
-            let mut state = self.session.state.subscribe();
-            let doubts = state.borrow().doubts;
-            let answer = tokio::select! {
-                answer = timeout(within, &mut asked.replies) => answer,
-                // Another server is the one to use.
-                _ = state.wait_for(|state| state.doubts > doubts) => return None,
-                () = asked.connection.over() => {
-                    self.broken(Error::elsewhere());
-                    return None;
+            let mut call = tokio::select! {
+                biased;
+                answer = answer_to(&mut overdue) => match overdue.take() {
+                    Some(old) if self.hears(&old, answer) => self.next(old).await,
+                    _ => continue,
+                },
+                connection = self.open() => {
+                    let epoch = self.session.next_epoch();
+                    let limit = self.connector.dialer.response_timeout;
+                    // Answered at once, and so it confirms at once.
+                    self.call(connection, epoch, None, limit)
                 }
             };
-            let Ok(answer) = answer else {
-                self.broken(Error::no_reply(None));
-                return Some(asked);
+            overdue = loop {
+                tokio::select! {
+                    biased;
+                    answer = answer_to(&mut overdue) => {
+                        let told = read_by(answer, read_told);
+                        if let (Some(old), Ok(told)) = (overdue.take(), told) {
+                            self.hear(old.sent, told);
+                        }
+                    }
+                    answer = &mut call.reply => {
+                        overdue = None;
+                        if !self.hears(&call, answer) {
+                            break None;
+                        }
+                        call = self.next(call).await;
+                    }
+                    () = sleep_until(call.due) => {
+                        self.broken(Error::no_reply(None));
+                        break Some(call);
+                    }
+                    // Another server is the one to use.
+                    () = self.session.doubt.notified() => break None,
+                    () = call.connection.over() => {
+                        self.broken(Error::elsewhere());
+                        break None;
+                    }
+                }
             };
-            if let Some(late) = asked.sent.elapsed().checked_sub(wait.unwrap_or_default()) {
-                was_late = late >= part_of_grace(self.session.grace, 8);
-                // The lateness decays: one silence says little about later answers.
-                self.late = late.max(part(self.late, 8).saturating_mul(7));
-            }
-            if !self.answered(asked.sent, answer) {
-                return None;
-            }
-            if !self.session.is_verified(self.life) {
-                let longest = part_of_grace(self.session.grace, 8);
-                sleep(pauses.next_up_to(longest)).await;
-            }
-            connection = asked.connection;
         }
     }
 
+    /// The call after one that was answered.
+    ///
+    /// At once when the answer was late, which says nothing of the time since it was asked for:
+    /// another silence would come on top of that. But not again and again.
+    async fn next(&mut self, last: Call) -> Call {
+        let (session, life) = (Arc::clone(&self.session), self.life);
+        let due = last.wait.unwrap_or_default();
+        let late = last.sent.elapsed().saturating_sub(due);
+        // The lateness decays: one silence says little about later answers.
+        self.late = late.max(part(self.late, 8).saturating_mul(7));
+        let was_late = late >= part_of_grace(session.grace, 8);
+        let mut state = session.state.subscribe();
+        let verified = state.wait_for(|state| session.is_verified(state, life));
+        // An event of a server that was not verified cannot be acknowledged, so a call is answered
+        // at once.
+        let limit = part_of_grace(session.grace, 8).min(PAUSE_MAX);
+        let _ = timeout(limit, verified).await;
+        let is_at_once = was_late && last.wait.is_some();
+        let wait = (!is_at_once).then(|| wait_in(session.grace));
+        let limit = wait.unwrap_or_default().saturating_add(self.slack());
+        self.call(last.connection, last.epoch, wait, limit)
+    }
+
     /// Until BIND has confirmed the server, this acknowledges no event: the events may be for
-    /// another node of this client. The server answers such a call at once.
-    fn ask(&self, connection: Connection, wait: Option<Duration>) -> Asked {
-        let is_verified = self.session.is_verified(self.life);
+    /// another node of this client.
+    fn call(
+        &self,
+        connection: Connection,
+        epoch: u64,
+        wait: Option<Duration>,
+        limit: Duration,
+    ) -> Call {
+        let session = &self.session;
+        let is_verified = session.is_verified(&session.state.borrow(), self.life);
         let after = if is_verified {
             (self.life, self.seq)
         } else {
             (0, 0)
         };
-        let name = &self.session.name;
-        let call = request::events(name, self.epoch, after, wait, self.session.grace);
+        let call = request::events(&session.name, epoch, after, wait, session.grace);
         let sent = Instant::now();
-        let replies = connection.ask_one(call);
-        Asked {
+        Call {
+            reply: connection.socket.ask(call, TIMEOUT_MAX).boxed(),
             connection,
+            epoch,
             sent,
-            replies,
+            wait,
+            due: sent.checked_add(limit).unwrap_or(sent),
         }
     }
 
     /// A call was answered, maybe late: whether the session is there.
-    fn answered(&mut self, sent: Instant, replies: Answered) -> bool {
-        let told = replies.and_then(|replies| {
-            let reply = replies.into_iter().next();
-            read_by(reply.ok_or_else(|| Error::no_reply(None)), read_told)
-        });
-        match told {
+    fn hears(&mut self, call: &Call, answer: Result<Value, Error>) -> bool {
+        match read_by(answer, read_told) {
             Ok(told) => {
-                self.hear(sent, told);
+                self.hear(call.sent, told);
                 true
             }
             Err(error) => {
@@ -150,106 +177,32 @@ impl Listening {
 
     /// The order matters: first the session's new state, which commands sent from now on count on;
     /// then the events; then the consequences of another life.
-    fn hear(&mut self, sent: Instant, told: Told) {
-        let Told {
-            life,
-            mut events,
-            is_all,
-        } = told;
-        let is_new = life != self.life;
+    fn hear(&mut self, sent: Instant, mut told: Told) {
+        let is_new = told.life != self.life;
         if is_new {
-            (self.life, self.seq, self.told) = (life, 0, None);
+            (self.life, self.seq, self.told) = (told.life, 0, None);
         }
-        self.session.confirm(life, sent);
+        self.session.confirm(told.life, sent);
         // Told again after a reply that was lost, or by the connection before as well.
-        events.retain(|event| event.seq > self.seq);
-        self.seq = events.last().map_or(self.seq, |last| last.seq);
+        told.events.retain(|event| event.seq > self.seq);
+        self.seq = told.events.last().map_or(self.seq, |last| last.seq);
         let since = self.told;
-        if is_all {
+        if told.is_all {
             self.told = Some(sent);
         }
         if let Some(client) = self.listener.upgrade() {
-            client.heard(
-                &self.session,
-                News {
-                    life,
-                    is_new,
-                    events,
-                    since,
-                },
-            );
+            client.heard(&self.session, &told, is_new, since);
         }
-    }
-
-    /// Connects and calls until a call is answered. An `overdue` call on the former connection may
-    /// still be answered meanwhile, if the server only stood still. The former connection stays
-    /// open until the new one is answered: closing it earlier would cost our waiters their places.
-    async fn attach(&mut self, mut overdue: Option<Asked>) -> Connection {
-        loop {
-            if self.session.is_retired() {
-                // Until it is aborted: another listens in its place.
-                std::future::pending::<()>().await;
-            }
-            let connection = match &mut overdue {
-                None => self.open().await,
-                Some(asked) => tokio::select! {
-                    biased;
-                    answer = &mut asked.replies => {
-                        let old = overdue.take();
-                        let old = old.filter(|old| self.answered(old.sent, answer));
-                        match old {
-                            Some(old) => {
-                                self.was_late = true;
-                                return old.connection;
-                            }
-                            None => continue,
-                        }
-                    }
-                    connection = self.open() => connection,
-                },
-            };
-            if let Some(attached) = self.attach_on(connection, overdue.take()).await {
-                return attached;
-            }
-        }
-    }
-
-    /// The first call on a connection is answered at once, and so confirms at once.
-    async fn attach_on(
-        &mut self,
-        connection: Connection,
-        mut old: Option<Asked>,
-    ) -> Option<Connection> {
-        self.epoch = self.session.next_epoch();
-        let asked = self.ask(connection, None);
-        let mut answer = Box::pin(timeout(
-            self.connector.dialer.response_timeout,
-            asked.replies,
-        ));
-        while let Some(before) = &mut old {
-            tokio::select! {
-                biased;
-                late = &mut before.replies => {
-                    if late.is_ok() {
-                        self.answered(before.sent, late);
-                    }
-                    old = None;
-                }
-                answer = &mut answer => {
-                    let answer = answer.unwrap_or_else(|_| Err(Error::no_reply(None)));
-                    return self.answered(asked.sent, answer).then_some(asked.connection);
-                }
-            }
-        }
-        let answer = answer.await.unwrap_or_else(|_| Err(Error::no_reply(None)));
-        self.answered(asked.sent, answer)
-            .then_some(asked.connection)
     }
 
     /// Connects until it succeeds, with pauses between the tries. Within the grace they are short
     /// enough to keep the guards. Afterwards they grow, whatever the grace is.
     async fn open(&mut self) -> Connection {
         loop {
+            if self.session.is_retired() {
+                // Until it is aborted: another listens in its place.
+                pending::<()>().await;
+            }
             let grace = self.session.grace;
             let in_grace = self.told.is_some_and(|told| told.elapsed() < grace);
             let longest = in_grace.then(|| part_of_grace(grace, 4));
@@ -283,6 +236,14 @@ impl Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         self.session.broken(Error::shut_down());
+    }
+}
+
+/// The answer to a call that is overdue; pending without one.
+async fn answer_to(overdue: &mut Option<Call>) -> Result<Value, Error> {
+    match overdue {
+        Some(call) => (&mut call.reply).await,
+        None => pending().await,
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{FromRedisValue, RedisError, Value, from_redis_value_ref};
 
 use crate::error::{Error, LostReason};
-use crate::wire::Kind;
+use crate::wire::{Kind, Mode};
 
 /// Parses a reply. A reply of another shape comes from another program than the module, so the
 /// outcome of the command is unknown.
@@ -32,7 +32,7 @@ pub(super) fn is_replica(hello: &Value) -> bool {
     role.is_some_and(|role| role != "master")
 }
 
-fn read<T: FromRedisValue>(value: &Value) -> Option<T> {
+pub(crate) fn read<T: FromRedisValue>(value: &Value) -> Option<T> {
     from_redis_value_ref(value).ok()
 }
 
@@ -94,32 +94,21 @@ pub(crate) enum What {
     Wanted,
 }
 
-/// How many replicas have it, and whether the server's disk does.
+/// Whether the server's disk has it, and how many replicas do.
 pub(super) fn read_copied(reply: &Value) -> Option<(bool, u64)> {
-    match reply.as_sequence() {
-        Some([local, replicas]) => Some((read_count(local)? > 0, read_count(replicas)?)),
-        _ => Some((false, read_count(reply)?)),
-    }
-}
-
-/// `[life, server]`.
-pub(super) fn read_bound(reply: &Value) -> Option<(i64, String)> {
-    let [Value::Int(life), server] = reply.as_sequence()? else {
-        return None;
-    };
-    Some((*life, read(server)?))
+    read(reply).or_else(|| Some((false, read(reply)?)))
 }
 
 pub(crate) fn read_acquired(reply: &Value) -> Option<Acquired> {
     match reply.as_sequence()? {
         [Value::Int(1..), token] => Some(Acquired::Granted {
-            token: read_count(token)?,
+            token: read(token)?,
         }),
         [Value::Int(0), Value::Int(ttl_ms)] => Some(Acquired::NotHeld {
             lease_left: time_left(*ttl_ms),
         }),
         [Value::Int(-1), Value::Int(1..), seq, Value::Int(life)] => Some(Acquired::Queued {
-            seq: read_count(seq)?,
+            seq: read(seq)?,
             life: *life,
         }),
         _ => None,
@@ -131,50 +120,42 @@ fn time_left(ttl_ms: i64) -> Option<Duration> {
     u64::try_from(ttl_ms).ok().map(Duration::from_millis)
 }
 
+type Bytes = Vec<u8>;
+type Parts = (u64, Bytes, Bytes, Bytes, Value, u64, Bytes, i64);
+
 pub(super) fn read_told(reply: &Value) -> Option<Told> {
-    let [Value::Int(life), told] = reply.as_sequence()? else {
-        return None;
-    };
+    let (life, told) = read::<(i64, Vec<Value>)>(reply)?;
     let (mut events, mut length) = (Vec::new(), 0_usize);
-    let told = told.as_sequence()?;
-    for event in told {
-        let [seq, what, name, owner, value, token, mode, _db] = event.as_sequence()? else {
-            return None;
-        };
-        let bytes = read::<Vec<u8>>;
-        let (name, owner) = (bytes(name)?, bytes(owner)?);
-        length = length
-            .saturating_add(name.len())
-            .saturating_add(owner.len());
-        let what = match &*bytes(what)? {
+    for event in &told {
+        let (seq, what, name, owner, value, token, mode, _db) = read::<Parts>(event)?;
+        let bytes = name.len().saturating_add(owner.len());
+        length = length.saturating_add(bytes);
+        let what = match &*what {
             b"granted" => What::Granted,
             b"timeout" => What::TimedOut {
-                lease_left: time_left(read(value)?),
+                lease_left: time_left(read(&value)?),
             },
             b"left" => What::Left,
-            b"lost" => What::Lost(LostReason::from_server(&bytes(value)?)),
+            b"lost" => What::Lost(LostReason::from_server(&read::<Bytes>(&value)?)),
             b"wanted" => What::Wanted,
-            b"error" => What::Failed(Error::from_text(&String::from_utf8_lossy(&bytes(value)?))),
+            b"error" => What::Failed(Error::from_text(&String::from_utf8_lossy(&read::<Bytes>(
+                &value,
+            )?))),
             // A kind that a later server may add is nothing to us.
             _ => continue,
         };
-        let kind = match &*bytes(mode)? {
-            b"read" => Kind::Read,
-            b"write" => Kind::Write,
-            b"permits" => Kind::Permits,
-            _ => Kind::Plain,
-        };
+        let kind = Mode::named(&mode).kind();
         events.push(Event {
-            seq: read_count(seq)?,
+            seq,
             name,
             owner,
             kind,
-            token: read_count(token)?,
+            token,
             what,
         });
     }
     Some(Told {
-        life: *life,
+        life,
         events,
         is_all: told.len() < EVENTS_MAX && length < EVENTS_BYTES,
     })
@@ -182,23 +163,12 @@ pub(super) fn read_told(reply: &Value) -> Option<Told> {
 
 /// Whether there was a hold to be released: Null says that there was none.
 pub(crate) fn read_released(reply: &Value) -> Option<bool> {
-    match reply {
-        Value::Nil => Some(false),
-        Value::Int(0..) => Some(true),
-        _ => None,
-    }
+    Some(read::<Option<u64>>(reply)?.is_some())
 }
 
 /// Whether it is held.
 pub(crate) fn read_renewed(reply: &Value) -> Option<bool> {
-    Some(read_count(reply)? > 0)
-}
-
-pub(crate) fn read_count(reply: &Value) -> Option<u64> {
-    let Value::Int(count) = reply else {
-        return None;
-    };
-    u64::try_from(*count).ok()
+    Some(read::<u64>(reply)? > 0)
 }
 
 pub(crate) fn read_slots(reply: &Value) -> Option<Vec<Range>> {
@@ -206,7 +176,7 @@ pub(crate) fn read_slots(reply: &Value) -> Option<Vec<Range>> {
 }
 
 fn read_range(range: &Value) -> Option<Range> {
-    let [Value::Int(first), Value::Int(last), nodes @ ..] = range.as_sequence()? else {
+    let [first, last, nodes @ ..] = range.as_sequence()? else {
         return None;
     };
     let mut nodes: Vec<_> = nodes.iter().map(read_node).collect::<Option<_>>()?;
@@ -214,14 +184,14 @@ fn read_range(range: &Value) -> Option<Range> {
     // Without its primary nothing can be said of the range.
     let is_of_use = nodes.first().is_some_and(is_known);
     nodes.retain(|node| is_of_use && is_known(node));
-    let (first, last) = (u16::try_from(*first).ok()?, u16::try_from(*last).ok()?);
+    let (first, last) = (read(first)?, read(last)?);
     Some(Range { first, last, nodes })
 }
 
 /// Reads a node. Without a host it is at the host of the node that answered. A node that should be
 /// called by its name and has none is [`NAMELESS`], unless its address is beside it.
 fn read_node(node: &Value) -> Option<Member> {
-    let [host, Value::Int(port), more @ ..] = node.as_sequence()? else {
+    let [host, port, more @ ..] = node.as_sequence()? else {
         return None;
     };
     let text = |text: &Value| read::<String>(text).and_then(|text| named(&text));
@@ -236,7 +206,7 @@ fn read_node(node: &Value) -> Option<Member> {
     Some(Member {
         id: more.first().and_then(text),
         host,
-        port: u16::try_from(*port).ok()?,
+        port: read(port)?,
         other_hosts: ip.into_iter().chain(hostname).collect(),
     })
 }
@@ -246,7 +216,6 @@ fn read_node(node: &Value) -> Option<Member> {
 pub(crate) struct Redirect {
     /// Only this command: the slot is on its way, and the key has gone ahead.
     pub(crate) only_this: bool,
-    pub(crate) slot: u16,
     /// No host: the one that was asked. [`NAMELESS`]: nobody has said.
     pub(crate) host: Option<Box<str>>,
     pub(crate) port: u16,
@@ -261,11 +230,9 @@ impl Redirect {
             "ASK" => true,
             _ => return None,
         };
-        let slot = words.next()?.parse().ok().filter(|slot| *slot < SLOTS)?;
-        let (host, port) = words.next()?.rsplit_once(':')?;
+        let (host, port) = words.nth(1)?.rsplit_once(':')?;
         Some(Self {
             only_this,
-            slot,
             host: named(host),
             port: port.parse().ok()?,
         })
@@ -422,7 +389,7 @@ mod tests {
                 .iter()
                 .all(|event| event.name == b"n" && event.owner == b"o" && event.seq == 1)
         );
-        assert!(events.iter().all(|event| event.kind == Kind::Read));
+        assert!(events.iter().all(|event| event.kind == Mode::Read.kind()));
         let news: Vec<_> = events
             .into_iter()
             .map(|event| (event.what, event.token))
@@ -469,7 +436,7 @@ mod tests {
     #[test]
     fn a_redirect_names_a_node_or_a_port_of_the_same_host() {
         let redirect = Redirect::read("MOVED 3999 127.0.0.1:6381").expect("a redirect");
-        assert_eq!((redirect.only_this, redirect.slot), (false, 3_999));
+        assert!(!redirect.only_this);
         let address = |host: &str, port| Address {
             host: host.into(),
             port,
@@ -484,13 +451,7 @@ mod tests {
         assert_eq!(to(redirect), address("asked", 6_381));
         let redirect = Redirect::read("MOVED 0 ?:6381").expect("a redirect");
         assert_eq!(redirect.host.as_deref(), Some(NAMELESS));
-        for text in [
-            "MOVED",
-            "MOVED 16384 a:1",
-            "ASK 1 a",
-            "ASK 1 a:x",
-            "ERR 1 a:1",
-        ] {
+        for text in ["MOVED", "MOVED 1", "ASK 1 a", "ASK 1 a:x", "ERR 1 a:1"] {
             assert_eq!(Redirect::read(text), None, "{text}");
         }
     }

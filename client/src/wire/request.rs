@@ -1,5 +1,6 @@
 //! Builds the commands: one function each. Nothing else speaks RESP.
 
+use std::mem::Discriminant;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,30 +32,30 @@ pub(crate) enum Mode {
 }
 
 /// The mode alone, by which events and the table name a hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
-    Plain,
-    Read,
-    Write,
-    Permits,
-}
+pub(crate) type Kind = Discriminant<Mode>;
 
 impl Mode {
     pub(crate) fn kind(self) -> Kind {
-        match self {
-            Self::Plain => Kind::Plain,
-            Self::Read => Kind::Read,
-            Self::Write => Kind::Write,
-            Self::Permits { .. } => Kind::Permits,
-        }
+        std::mem::discriminant(&self)
     }
 
-    fn word(self) -> Option<&'static str> {
+    /// The mode of this name, without a number of permits. That of no other is the plain one.
+    pub(super) fn named(word: &[u8]) -> Self {
+        let (permits, limit) = (0, None);
+        let others = [Self::Read, Self::Write, Self::Permits { permits, limit }];
+        let is_it = |mode: &Self| {
+            mode.word()
+                .is_some_and(|one| word.eq_ignore_ascii_case(one))
+        };
+        others.into_iter().find(is_it).unwrap_or(Self::Plain)
+    }
+
+    fn word(self) -> Option<&'static [u8]> {
         match self {
             Self::Plain => None,
-            Self::Read => Some("READ"),
-            Self::Write => Some("WRITE"),
-            Self::Permits { .. } => Some("PERMITS"),
+            Self::Read => Some(b"READ"),
+            Self::Write => Some(b"WRITE"),
+            Self::Permits { .. } => Some(b"PERMITS"),
         }
     }
 }
@@ -72,8 +73,8 @@ impl Subject<'_> {
     fn cmd(&self, verb: &str, lease: Option<Duration>) -> Cmd {
         let bytes = self.name.len().saturating_add(self.owner.len());
         let mut cmd = Cmd::with_capacity(ARGUMENTS, bytes.saturating_add(OTHERS_BYTES));
-        cmd.arg(verb).arg(self.name).arg(self.owner);
-        cmd.arg(lease.map(millis)).arg(self.mode.word());
+        let (lease, mode) = (lease.map(millis), self.mode.word());
+        cmd.arg((verb, self.name, self.owner, lease, mode));
         cmd
     }
 
@@ -126,39 +127,32 @@ impl WaitMode {
 
 /// `RLOCK.ACQUIRE … [QUEUE wait-ms] SESSION session ONCE [WANTED]`, or `RLOCK.MACQUIRE` for several
 /// plain locks. Sent twice it takes the lock once.
-pub(crate) fn acquire(
+pub(crate) fn acquire<'a>(
     subject: Subject<'_>,
-    names: &[Arc<[u8]>],
+    names: impl ExactSizeIterator<Item = &'a Arc<[u8]>>,
     lease: Duration,
     wait_mode: WaitMode,
     session: &str,
 ) -> Cmd {
     let mut cmd = if names.len() > 1 {
         let mut cmd = redis::cmd("RLOCK.MACQUIRE");
-        cmd.arg(subject.owner)
-            .arg(millis(lease))
-            .arg(names.len())
-            .arg(names);
+        cmd.arg((subject.owner, millis(lease), names.len()));
+        names.for_each(|name| _ = cmd.arg(&**name));
         cmd
     } else {
         subject.counted("RLOCK.ACQUIRE", Some(lease))
     };
-    if let Mode::Permits {
-        limit: Some(limit), ..
-    } = subject.mode
-    {
-        cmd.arg("OF").arg(limit);
+    if let Mode::Permits { limit, .. } = subject.mode {
+        cmd.arg(limit.map(|limit| ("OF", limit)));
     }
-    cmd.arg(wait_mode.queue(Instant::now()));
-    cmd.arg("SESSION").arg(session).arg("ONCE");
+    cmd.arg((wait_mode.queue(Instant::now()), "SESSION", session, "ONCE"));
     cmd
 }
 
 /// `RLOCK.RELEASE … [TOKEN token]`. Only the undo of a call omits the token, since it knows none.
 pub(crate) fn release(subject: Subject<'_>, token: Option<u64>) -> Cmd {
-    let mut cmd = subject.counted("RLOCK.RELEASE", None);
-    cmd.arg(token.map(|token| ("TOKEN", token)));
-    cmd
+    let token = token.map(|token| ("TOKEN", token));
+    subject.counted("RLOCK.RELEASE", None).arg(token).take()
 }
 
 /// `RLOCK.RENEW … TOKEN token SESSION session [WANTED]`.
@@ -170,7 +164,7 @@ pub(crate) fn renew(
     wanted: bool,
 ) -> Cmd {
     let mut cmd = subject.cmd("RLOCK.RENEW", Some(lease));
-    cmd.arg("TOKEN").arg(token).arg("SESSION").arg(session);
+    cmd.arg(("TOKEN", token, "SESSION", session));
     cmd.arg(wanted.then_some("WANTED"));
     cmd
 }
@@ -183,7 +177,7 @@ pub(crate) fn cancel(subject: Subject<'_>) -> Cmd {
 /// `RLOCK.GUARD … TOKEN token CALL command …`.
 pub(crate) fn guard(subject: Subject<'_>, token: u64, command: &Cmd) -> Cmd {
     let mut cmd = subject.cmd("RLOCK.GUARD", None);
-    cmd.arg("TOKEN").arg(token).arg("CALL");
+    cmd.arg(("TOKEN", token, "CALL"));
     for arg in command.args_iter() {
         // A command with a cursor argument was refused before this.
         if let Arg::Simple(arg) = arg {
@@ -195,7 +189,7 @@ pub(crate) fn guard(subject: Subject<'_>, token: u64, command: &Cmd) -> Cmd {
 
 /// `RLOCK.LIMIT key limit`: the limit before, 0 if there was none.
 pub(crate) fn limit(name: &[u8], limit: u32) -> Cmd {
-    redis::cmd("RLOCK.LIMIT").arg(name).arg(limit).take()
+    redis::cmd("RLOCK.LIMIT").arg((name, limit)).take()
 }
 
 /// `RLOCK.EVENTS session EPOCH n AFTER life seq [BLOCK wait-ms] GRACE grace-ms`. Without a wait it
@@ -208,40 +202,31 @@ pub(crate) fn events(
     grace: Duration,
 ) -> Cmd {
     let mut cmd = redis::cmd("RLOCK.EVENTS");
-    cmd.arg(session).arg("EPOCH").arg(epoch);
-    cmd.arg("AFTER").arg(life).arg(seq);
-    cmd.arg(wait.map(|wait| ("BLOCK", millis(wait).max(1))));
-    cmd.arg("GRACE").arg(millis(grace));
-    cmd
+    let wait = wait.map(|wait| ("BLOCK", millis(wait).max(1)));
+    cmd.arg((session, "EPOCH", epoch, "AFTER", life, seq, wait));
+    cmd.arg(("GRACE", millis(grace))).take()
 }
 
 /// `RLOCK.BIND session EPOCH n`.
 pub(crate) fn bind(session: &str, epoch: u64) -> Cmd {
-    redis::cmd("RLOCK.BIND")
-        .arg(session)
-        .arg("EPOCH")
-        .arg(epoch)
-        .take()
+    let mut cmd = redis::cmd("RLOCK.BIND");
+    cmd.arg((session, "EPOCH", epoch)).take()
 }
 
 /// `HELLO [3 SETNAME label]`: tells whether the server is a primary, and names the connection.
 /// Every user may run it.
 pub(crate) fn hello(label: Option<&str>) -> Cmd {
-    let mut cmd = redis::cmd("HELLO");
-    if let Some(label) = label {
-        cmd.arg(3).arg("SETNAME").arg(label);
-    }
-    cmd
+    let label = label.map(|label| (3, "SETNAME", label));
+    redis::cmd("HELLO").arg(label).take()
 }
 
 /// `WAIT replicas ms`, or `WAITAOF 1 replicas ms`. Never 0 ms, which is the word for "without
 /// limit".
 pub(crate) fn wait_for_copies(durability: Durability) -> Cmd {
-    let on_disk = durability.on_disk;
+    let (on_disk, replicas) = (durability.on_disk, durability.replicas);
+    let within = millis(up_to_whole_millis(durability.within)).max(1);
     let mut cmd = redis::cmd(if on_disk { "WAITAOF" } else { "WAIT" });
-    cmd.arg(on_disk.then_some(1)).arg(durability.replicas);
-    cmd.arg(millis(up_to_whole_millis(durability.within)).max(1));
-    cmd
+    cmd.arg((on_disk.then_some(1), replicas, within)).take()
 }
 
 /// `CLUSTER SLOTS`: which nodes serve which slots.

@@ -1,73 +1,61 @@
 //! Asking sentinels where the primary of a service is, each on a connection that lasts.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::join;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::{Value, from_redis_value_ref};
+use redis::aio::{AsyncPushSender, SendError};
+use redis::{PushInfo, PushKind, Value, from_redis_value, from_redis_value_ref};
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::wire::{Address, Dialer, Pushes, Socket};
+use crate::wire::reply::read_by;
+use crate::wire::{Address, Dialer, Socket};
 use crate::{Error, TIMEOUT_MAX, locked, part, task};
-
-/// Where the primary is, and whether more than half of all sentinels say so.
-type Named = (Address, bool);
 
 /// The sentinels of a service. Clones of a client share them.
 #[derive(Debug)]
 pub(crate) struct Sentinels {
-    all: Vec<Sentinel>,
-    service: Box<str>,
-    dialer: Dialer,
+    pub(super) all: Vec<Arc<Sentinel>>,
+    /// Tells that one of them has announced another primary.
+    pub(super) switched: Arc<Notify>,
     /// The address that a majority of them named last, as long as it can be used.
     agreed: Mutex<Option<Address>>,
 }
 
 /// A sentinel, and the connection on which it answered last.
-struct Sentinel {
-    client: redis::Client,
-    open: Mutex<Option<Open>>,
-}
-
-type Open = (Socket, Pushes);
-
-impl Sentinel {
-    /// Takes the connection, if it has not been closed: it is put back with the answer. So one that
-    /// does not answer is closed.
-    fn take(&self) -> Option<Open> {
-        let open = locked(&self.open).take();
-        open.filter(|(_, pushes)| !pushes.is_closed())
-    }
-}
-
-impl fmt::Debug for Sentinel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.client.fmt(f)
-    }
+#[derive(Debug)]
+pub(super) struct Sentinel {
+    pub(super) client: redis::Client,
+    dialer: Dialer,
+    service: Arc<str>,
+    switched: Arc<Notify>,
+    open: Mutex<Option<Socket>>,
 }
 
 impl Sentinels {
-    pub(super) fn new(clients: Vec<redis::Client>, service: Box<str>, dialer: &Dialer) -> Self {
-        let one = |client| Sentinel {
-            client,
-            open: Mutex::default(),
+    pub(super) fn new(clients: Vec<redis::Client>, service: &str, dialer: &Dialer) -> Self {
+        let (service, switched) = (Arc::from(service), Arc::<Notify>::default());
+        let one = |client| {
+            Arc::new(Sentinel {
+                client,
+                dialer: dialer.clone(),
+                service: Arc::clone(&service),
+                switched: Arc::clone(&switched),
+                open: Mutex::default(),
+            })
         };
         Self {
             all: clients.into_iter().map(one).collect(),
-            service,
-            dialer: dialer.clone(),
             agreed: Mutex::default(),
+            switched,
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
-    }
-
-    pub(super) fn clients(&self) -> impl Iterator<Item = &redis::Client> {
-        self.all.iter().map(|one| &one.client)
     }
 
     /// Forgets the agreed address, because it could not be used.
@@ -83,16 +71,14 @@ impl Sentinels {
     /// and fro; otherwise the most frequent address wins. Also returns whether more than half of
     /// all sentinels named it.
     pub(super) async fn primary(
-        self: &Arc<Self>,
+        &self,
         within: Duration,
         soon: Duration,
-    ) -> Result<Named, Error> {
+    ) -> Result<(Address, bool), Error> {
         let before = locked(&self.agreed).clone();
         // In tasks of their own: a slow one keeps its connection although nobody waits for it.
-        let asked = (0..self.all.len()).map(|place| {
-            let this = Arc::clone(self);
-            tokio::spawn(task(async move { this.named_by(place, within).await }))
-        });
+        let asked = self.all.iter().map(Arc::clone);
+        let asked = asked.map(|one| tokio::spawn(task(one.named(within))));
         let mut asked = asked.collect::<FuturesUnordered<_>>();
         let (mut votes, mut errors) = (BTreeMap::new(), Vec::new());
         let after = |pause| Instant::now().checked_add(pause);
@@ -115,46 +101,52 @@ impl Sentinels {
         let best = best(&votes, before.as_ref()).ok_or_else(|| Error::no_sentinel(&errors))?;
         Ok((best, false))
     }
+}
 
-    async fn named_by(&self, place: usize, within: Duration) -> Result<Address, Error> {
-        let one = self.all.get(place).ok_or_else(Error::shut_down)?;
-        let answer = timeout(within, self.ask_sentinel(one, within)).await;
+impl Sentinel {
+    /// The primary that it names.
+    async fn named(self: Arc<Self>, within: Duration) -> Result<Address, Error> {
+        let answer = timeout(within, self.ask(within)).await;
         let answer = answer.unwrap_or_else(|_| Err(Error::too_slow(within)));
-        let whom = one.client.get_connection_info().addr();
+        let whom = self.client.get_connection_info().addr();
         answer.map_err(|error| error.of(&format!("sentinel {whom}")))
     }
 
-    async fn ask_sentinel(&self, one: &Sentinel, within: Duration) -> Result<Address, Error> {
-        let mut answer = None;
-        if let Some(open) = one.take() {
+    async fn ask(&self, within: Duration) -> Result<Address, Error> {
+        let mut question = redis::cmd("SENTINEL");
+        question.arg(("GET-MASTER-ADDR-BY-NAME", &*self.service));
+        let open = locked(&self.open).clone();
+        let mut answer = Err(Error::not_attached());
+        if let Some(open) = open {
             // Half of the time is left for a new connection, if this one has gone silent.
-            let asking = timeout(part(within, 2), self.ask_on(one, open));
-            answer = asking.await.ok().and_then(Result::ok);
+            answer = open.ask(question.clone(), part(within, 2)).await;
         }
-        let answer = if let Some(answer) = answer {
-            answer
-        } else {
-            let open = self.dialer.open(&one.client, None).await?;
-            self.ask_on(one, open).await?
-        };
-        let other_reply = || Error::refused("the reply is not a sentinel's");
-        match answer.extract_error().map_err(Error::could_not_connect)? {
-            Value::Nil => Err(Error::refused(format!(
-                "it knows no service called {}",
-                self.service
-            ))),
-            answer => read_address(&answer).ok_or_else(other_reply),
+        if answer.is_err() {
+            *locked(&self.open) = None;
+            let open = self.dialer.open(&self.client, self.hears()).await?;
+            let subscribe = redis::cmd("SUBSCRIBE").arg(SWITCHES).take();
+            // Its user may not be allowed to.
+            let (_, told) = join(open.ask(subscribe, within), open.ask(question, within)).await;
+            *locked(&self.open) = told.is_ok().then_some(open);
+            answer = told.map_err(Error::unasked);
         }
+        let address = read_by(answer, |answer| match answer {
+            Value::Nil => Some(None),
+            answer => read_address(answer).map(Some),
+        })?;
+        let unknown = || Error::refused(format!("it knows no service called {}", self.service));
+        address.ok_or_else(unknown)
     }
 
-    /// The sentinel's answer on this connection, which is kept then.
-    async fn ask_on(&self, one: &Sentinel, mut open: Open) -> Result<Value, Error> {
-        let mut question = redis::cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&*self.service);
-        let answer = open.0.redis.send_packed_command(&question).await;
-        let answer = answer.map_err(Error::could_not_connect)?;
-        *locked(&one.open) = Some(open);
-        Ok(answer)
+    /// What is told by a sentinel without being asked: that there is another primary.
+    fn hears(&self) -> impl AsyncPushSender + use<> {
+        let (switched, service) = (Arc::clone(&self.switched), Arc::clone(&self.service));
+        move |push: PushInfo| {
+            if is_switch(push, &service) {
+                switched.notify_one();
+            }
+            Ok::<_, SendError>(())
+        }
     }
 }
 
@@ -171,10 +163,21 @@ fn read_address(answer: &Value) -> Option<Address> {
     Some(Address { host, port })
 }
 
+/// Whether it is a message `<service> <old host> <port> <new host> <port>` about this service.
+fn is_switch(push: PushInfo, service: &str) -> bool {
+    let text = push.data.into_iter().next_back();
+    let text = text.and_then(|text| from_redis_value::<String>(text).ok());
+    let name = text.as_deref().and_then(|text| text.split(' ').next());
+    push.kind == PushKind::Message && name == Some(service)
+}
+
+/// The channel on which sentinels announce new primaries.
+const SWITCHES: &str = "+switch-master";
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::connection::tests::serve;
+    use crate::wire::dial::tests::serve;
     use crate::wire::endpoint::read;
     use tokio::net::TcpListener;
 
@@ -215,8 +218,8 @@ mod tests {
             }
             let (within, soon) = (Duration::from_secs(60), Duration::from_secs(1));
             let dialer = Dialer::within(within);
-            let sentinels = Sentinels::new(sentinels, "orders".into(), &dialer);
-            Arc::new(sentinels).primary(within, soon).await
+            let sentinels = Sentinels::new(sentinels, "orders", &dialer);
+            sentinels.primary(within, soon).await
         };
         let (one, two) = (Some(1), Some(2));
         let started = Instant::now();
@@ -225,6 +228,21 @@ mod tests {
         let told = ask(&[None, None, one, two, two]).await.expect("an answer");
         assert_eq!(told, (address("host", 2), false));
         assert!(started.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_switch_names_the_service() {
+        let push = |kind, text: &str| PushInfo {
+            kind,
+            data: [SWITCHES, text]
+                .map(|text| Value::BulkString(text.as_bytes().to_vec()))
+                .into(),
+        };
+        let switch = "orders 10.0.0.1 6379 ::2 6380";
+        assert!(is_switch(push(PushKind::Message, switch), "orders"));
+        assert!(!is_switch(push(PushKind::Message, switch), "order"));
+        assert!(!is_switch(push(PushKind::Message, ""), "orders"));
+        assert!(!is_switch(push(PushKind::Subscribe, switch), "orders"));
     }
 
     #[test]

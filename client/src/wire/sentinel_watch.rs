@@ -6,109 +6,30 @@
 
 use std::time::Duration;
 
-use redis::{PushInfo, PushKind};
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::backoff::{Backoff, Pace, part_of};
+use crate::backoff::part_of;
 use crate::chance::random;
+use crate::part;
+use crate::wire::Connector;
 use crate::wire::session::part_of_grace;
-use crate::wire::{Address, Connector};
-use crate::{Error, part};
 
-/// Asks until it is aborted, with the node. The promises rest on this asking alone; listening to
-/// one sentinel only makes it quicker.
+/// Asks until it is aborted, with the node. The promises rest on this asking alone; that sentinels
+/// tell of a new primary only makes it quicker.
 pub(crate) async fn run(connector: Connector, grace: Duration) {
-    let (told, switches) = watch::channel(Address::default());
-    tokio::join!(
-        ask_again(&connector, interval(grace), switches),
-        listen(&connector, told),
-    );
-}
-
-async fn ask_again(connector: &Connector, every: Duration, mut switches: watch::Receiver<Address>) {
-    let mut began = Instant::now();
+    let every = interval(grace);
     loop {
+        // Counted from the start of the last question: silent sentinels do not put off the next.
+        let next = Instant::now().checked_add(pause(every));
         // Without this pause, a sentinel that reports switches without end would make us ask
         // without end.
         sleep(PAUSE_MIN).await;
-        // Counted from the start of the last question: silent sentinels do not put off the next.
-        let next = began.checked_add(pause(every)).unwrap_or(began);
         tokio::select! {
-            () = sleep_until(next) => {}
-            // Disabled when no sentinel lets us listen.
-            Ok(()) = switches.changed() => {
-                let address = switches.borrow_and_update().clone();
-                follow(connector, &address, every).await;
-            }
+            () = sleep_until(next.unwrap_or_else(Instant::now)) => {}
+            () = connector.sentinels.switched.notified() => {}
         }
-        began = Instant::now();
         connector.ask_sentinels(part(every, ANSWER_PART)).await;
     }
-}
-
-/// Acts on one sentinel's message that the server at this address is the primary now. It needs a
-/// majority, and the other sentinels usually agree in a moment. If that takes longer, the regular
-/// questions go on.
-async fn follow(connector: &Connector, address: &Address, interval: Duration) {
-    let within = part(interval, ANSWER_PART);
-    let mut backoff = Backoff::new();
-    for _ in 0..FOLLOWED {
-        if connector.is_at(address) || connector.ask_sentinels(within).await {
-            return;
-        }
-        sleep(backoff.next_up_to(part(interval, 2))).await;
-    }
-}
-
-/// Listens to one sentinel at a time, and tells the addresses of new primaries. One that does not
-/// let us listen is not asked to again.
-async fn listen(connector: &Connector, told: watch::Sender<Address>) {
-    let mut sentinels: Vec<_> = connector.sentinels.clients().collect();
-    let mut pace = Pace::default();
-    sentinels.sort_by_cached_key(|_| random());
-    while let Some(sentinel) = sentinels.first() {
-        pace.keep(Duration::MAX).await;
-        let heard = listen_to(sentinel, connector, &told).await;
-        sentinels.rotate_left(1);
-        if heard.is_err_and(|error| error.is_refused()) {
-            sentinels.pop();
-        }
-    }
-}
-
-/// Listens until the connection is closed; or why the sentinel did not let us.
-async fn listen_to(
-    sentinel: &redis::Client,
-    connector: &Connector,
-    told: &watch::Sender<Address>,
-) -> Result<(), Error> {
-    let (within, service) = (connector.dialer.response_timeout, connector.address().host);
-    let (mut connection, mut pushes) = connector.dialer.open(sentinel, Some(within)).await?;
-    let subscribed = timeout(within, connection.redis.subscribe(SWITCHES)).await;
-    let subscribed = subscribed.map_err(|_| Error::too_slow(within))?;
-    subscribed.map_err(Error::could_not_connect)?;
-    while let Some(push) = pushes.recv().await {
-        if let Some(new) = read_switch(push, &service) {
-            // Only the latest is of interest, however many come.
-            told.send_replace(new);
-        }
-    }
-    Ok(())
-}
-
-/// The new primary of this service, in a message `<service> <old host> <port> <new host> <port>`.
-fn read_switch(push: PushInfo, service: &str) -> Option<Address> {
-    if push.kind != PushKind::Message {
-        return None;
-    }
-    let text: String = redis::from_redis_value(push.data.into_iter().next_back()?).ok()?;
-    let words: Vec<_> = text.split(' ').collect();
-    let [name, _, _, host, port] = words[..] else {
-        return None;
-    };
-    let (host, port) = (host.into(), port.parse().ok()?);
-    (name == service).then_some(Address { host, port })
 }
 
 /// Within which time to ask at least once.
@@ -122,13 +43,6 @@ fn interval(grace: Duration) -> Duration {
 fn pause(interval: Duration) -> Duration {
     part(interval, 2).saturating_add(part_of(part(interval, 4), random()))
 }
-
-/// The channel on which sentinels announce new primaries.
-const SWITCHES: &str = "+switch-master";
-
-/// The most questions whether a majority of the sentinels has heard of a new primary: they take one
-/// to three seconds.
-const FOLLOWED: u32 = 8;
 
 /// The longest interval, for any grace and for none: it bounds how long a client stays with a
 /// primary that was replaced.
@@ -146,7 +60,6 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use redis::Value;
 
     #[test]
     fn it_is_asked_once_in_three_quarters_of_the_grace_and_at_most_twice_in_it() {
@@ -161,31 +74,5 @@ mod tests {
         assert_eq!(interval(Duration::ZERO), INTERVAL_MAX);
         assert_eq!(interval(Duration::from_secs(3_600)), INTERVAL_MAX);
         assert_eq!(interval(Duration::from_millis(1)), INTERVAL_MIN);
-    }
-
-    #[test]
-    fn a_switch_names_the_service_and_its_new_primary() {
-        let push = |text: &str| PushInfo {
-            kind: PushKind::Message,
-            data: [SWITCHES, text]
-                .map(|text| Value::BulkString(text.as_bytes().to_vec()))
-                .into(),
-        };
-        let told = read_switch(push("orders 10.0.0.1 6379 ::2 6380"), "orders");
-        assert_eq!(
-            told,
-            Some(Address {
-                host: "::2".into(),
-                port: 6380
-            })
-        );
-        for text in [
-            "others 10.0.0.1 6379 10.0.0.2 6379",
-            "orders 10.0.0.1 6379 10.0.0.2",
-            "orders 10.0.0.1 6379 10.0.0.2 port",
-            "",
-        ] {
-            assert_eq!(read_switch(push(text), "orders"), None, "{text}");
-        }
     }
 }

@@ -1,18 +1,18 @@
 //! The session of a client at a server: until when the server has surely not ended it.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::error::Error;
 use crate::{drift, metrics, part, trace};
 
 /// One client's session at one server.
+#[derive(Debug)]
 pub(crate) struct Session {
     /// The same at every server.
     pub(crate) name: Arc<str>,
@@ -23,23 +23,24 @@ pub(crate) struct Session {
     /// Numbers the connections of a client, at whatever server: a node that gets another address
     /// is the same one still.
     epochs: Arc<AtomicU64>,
+    /// Tells that the command connection has reached a server that does not know the session: the
+    /// server that the session connection listens to may not be the right one any more.
+    pub(super) doubt: Notify,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct State {
     /// The confidence in the present life; none before the first reply.
     present: Option<Arc<Confidence>>,
     /// Why the last try to reach the server failed, if it did.
     broken: Option<Error>,
     /// The number of answers so far.
-    answers: u64,
-    /// The node's id in a cluster, else the server's run id, as BIND has told it; or why the last
-    /// try to bind a connection failed.
+    pub(super) answers: u64,
+    /// The life that BIND has told, and the node's id in a cluster, else the server's run id; or
+    /// why the last try to bind a connection failed.
     bound: Option<Result<(i64, Arc<str>), Error>>,
-    /// How often the command connection has reached a server that does not know the session.
-    pub(super) doubts: u64,
     /// Its node is not used any more.
-    is_retired: bool,
+    pub(super) is_retired: bool,
 }
 
 /// The time until which the server cannot have ended the session, in one of its lives. Holds count
@@ -49,19 +50,19 @@ pub(super) struct State {
 pub(crate) struct Confidence {
     pub(crate) life: i64,
     /// Without a grace the session says nothing about how long a hold lasts.
-    until: Option<ArcSwap<Instant>>,
+    until: ArcSwap<Option<Instant>>,
 }
 
 impl Confidence {
     /// The confidence after the answer to a call that was sent at this time.
     pub(crate) fn new(life: i64, sent: Instant, grace: Duration) -> Arc<Self> {
-        let until = confident_until(sent, grace).map(ArcSwap::from_pointee);
+        let until = ArcSwap::from_pointee(confident_until(sent, grace));
         Arc::new(Self { life, until })
     }
 
     /// `None`: without limit.
     pub(crate) fn until(&self) -> Option<Instant> {
-        self.until.as_ref().map(|until| **until.load())
+        **self.until.load()
     }
 
     pub(super) fn is_over(&self, now: Instant) -> bool {
@@ -70,10 +71,8 @@ impl Confidence {
 
     /// Only the task of the session connection confirms, so nobody writes in between.
     fn confirm(&self, sent: Instant, grace: Duration) {
-        if let (Some(until), Some(later)) = (&self.until, confident_until(sent, grace)) {
-            let present = **until.load();
-            until.store(Arc::new(later.max(present)));
-        }
+        let later = confident_until(sent, grace).max(self.until());
+        self.until.store(Arc::new(later));
     }
 }
 
@@ -86,6 +85,10 @@ fn confident_until(sent: Instant, grace: Duration) -> Option<Instant> {
 }
 
 impl State {
+    pub(super) fn life(&self) -> Option<i64> {
+        Some(self.present.as_ref()?.life)
+    }
+
     fn is_attached(&self) -> bool {
         self.present.is_some() && self.broken.is_none() && matches!(self.bound, Some(Ok(_)))
     }
@@ -102,19 +105,6 @@ impl State {
             _ => None,
         }
     }
-
-    fn trouble(&self) -> Option<Error> {
-        let unbound = || self.bound.as_ref()?.as_ref().err();
-        self.broken.as_ref().or_else(unbound).cloned()
-    }
-}
-
-impl fmt::Debug for Session {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Session")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
 }
 
 impl Session {
@@ -130,6 +120,7 @@ impl Session {
             state: watch::Sender::default(),
             expected,
             epochs,
+            doubt: Notify::new(),
         })
     }
 
@@ -141,30 +132,21 @@ impl Session {
 
     /// A command connection was bound at this server, in this life of the session; or could not be.
     /// Whether it is the right one.
-    pub(super) fn set_bound(&self, bound: Result<(i64, Arc<str>), Error>) -> bool {
-        let is_meant = |server: &Arc<str>| self.expected.as_ref().is_none_or(|one| one == server);
-        let is_right = bound.as_ref().is_ok_and(|(_, server)| is_meant(server));
-        let bound = if is_right || bound.is_err() {
-            bound
-        } else {
-            Err(Error::elsewhere())
-        };
+    pub(super) fn set_bound(&self, mut bound: Result<(i64, Arc<str>), Error>) -> bool {
+        let expected = self.expected.as_ref();
+        if let (Ok((_, server)), Some(expected)) = (&bound, expected)
+            && server != expected
+        {
+            bound = Err(Error::elsewhere());
+        }
+        let is_right = bound.is_ok();
         self.state.send_modify(|state| state.bound = Some(bound));
         is_right
     }
 
     /// Whether this life is surely one at the right server.
-    pub(super) fn is_verified(&self, life: i64) -> bool {
-        let state = self.state.borrow();
-        let is_it = || matches!(state.bound, Some(Ok((bound, _))) if bound == life);
-        self.expected.is_none() || is_it()
-    }
-
-    /// The command connection has reached a server that does not know the session, again and again:
-    /// the server that the session connection listens to may not be the right one any more.
-    pub(super) fn add_doubt(&self) {
-        self.state
-            .send_modify(|state| state.doubts = state.doubts.saturating_add(1));
+    pub(super) fn is_verified(&self, state: &State, life: i64) -> bool {
+        self.expected.is_none() || matches!(state.bound, Some(Ok((bound, _))) if bound == life)
     }
 
     /// The server to which the last command connection was bound.
@@ -174,10 +156,7 @@ impl Session {
 
     /// Retires the session's node: its remaining commands go to other nodes.
     pub(crate) fn retire(&self) {
-        self.state.send_modify(|state| {
-            state.is_retired = true;
-            state.answers = state.answers.saturating_add(1);
-        });
+        self.state.send_modify(|state| state.is_retired = true);
     }
 
     pub(crate) fn is_retired(&self) -> bool {
@@ -190,7 +169,7 @@ impl Session {
     }
 
     pub(crate) fn life(&self) -> Option<i64> {
-        Some(self.state.borrow().present.as_ref()?.life)
+        self.state.borrow().life()
     }
 
     /// Whether the last try to reach the server was answered.
@@ -215,13 +194,10 @@ impl Session {
 
     /// Why nothing is heard of the server.
     pub(crate) fn trouble(&self) -> Error {
-        let trouble = self.state.borrow().trouble();
-        trouble.map_or_else(Error::not_attached, Error::unasked)
-    }
-
-    /// A receiver for the session's replies.
-    pub(super) fn answers(&self) -> Answers {
-        Answers(self.state.subscribe())
+        let state = self.state.borrow();
+        let unbound = || state.bound.as_ref()?.as_ref().err();
+        let trouble = state.broken.as_ref().or_else(unbound);
+        trouble.map_or_else(Error::not_attached, |error| error.clone().unasked())
     }
 
     /// A call that was sent then was answered in this life.
@@ -249,49 +225,6 @@ impl Session {
             trace::disconnected(&self.name, &error);
         }
         self.state.send_modify(|state| state.broken = Some(error));
-    }
-}
-
-/// Hears of the answers to EVENTS.
-pub(super) struct Answers(watch::Receiver<State>);
-
-impl Answers {
-    /// The life that was heard of last.
-    pub(super) fn life(&self) -> Option<i64> {
-        Some(self.0.borrow().present.as_ref()?.life)
-    }
-
-    /// The number of answers so far.
-    pub(super) fn count(&self) -> u64 {
-        self.0.borrow().answers
-    }
-
-    /// Waits for one more than these. It never comes once the session has gone.
-    pub(super) async fn more_than(&mut self, count: u64) {
-        if self
-            .0
-            .wait_for(|state| state.answers > count)
-            .await
-            .is_err()
-        {
-            std::future::pending::<()>().await;
-        }
-    }
-
-    /// Waits until the node is retired.
-    pub(super) async fn retired(&mut self) {
-        if self.0.wait_for(|state| state.is_retired).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-
-    /// Waits until another life is heard of, or there will be none.
-    pub(super) async fn other_life(&mut self, than: i64) {
-        let is_present = |state: &State| state.present.as_ref().is_some_and(|one| one.life == than);
-        let is_other = |state: &State| state.is_retired || !is_present(state);
-        if self.0.wait_for(is_other).await.is_err() {
-            std::future::pending::<()>().await;
-        }
     }
 }
 

@@ -208,8 +208,28 @@ mod tests {
              fault 30000 2000000 stop-client 1
              ask 2.1 30000 b k plain free acquire 1000 block
              told 2.1 1100000 held 1 8
-             sure 1099000 k a\n";
+             sure 1099000 k a 7\n";
         assert!(says(check, history).is_empty());
-        assert_eq!(says(check, &format!("{history}sure 2000000 k a")).len(), 1);
+        assert_eq!(
+            says(check, &format!("{history}sure 2000000 k a 7")).len(),
+            1
+        );
+    }
+    #[test]
+    fn an_owner_that_comes_again_did_not_have_it_in_between() {
+        let history = "ask 1.1 10000 a k plain session acquire 1000 guard
+             told 1.1 20000 held 1 7
+             sure 21000 k a 7
+             ask 1.2 22000 a k plain session release
+             told 1.2 23000 left 0
+             ask 2.1 15000 b k plain free acquire 1000 block
+             told 2.1 30000 held 1 8
+             ask 2.2 40000 b k plain free release
+             told 2.2 41000 left 0
+             ask 1.3 35000 a k plain session acquire 1000 guard
+             told 1.3 50000 held 1 9
+             sure 51000 k a 9\n";
+        assert!(says(check, history).is_empty());
+        assert_eq!(says(check, &format!("{history}sure 60000 k a 7")).len(), 1);
     }
 }

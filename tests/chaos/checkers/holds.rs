@@ -67,13 +67,14 @@ pub(crate) fn holds(history: &History) -> Vec<Hold<'_>> {
         }
         found.extend(now.map(|lasting| lasting.end(history)));
     }
-    let mut believed: BTreeMap<(&str, &str), Vec<Time>> = BTreeMap::new();
+    let mut believed: BTreeMap<(&str, &str, u64), Vec<Time>> = BTreeMap::new();
     for belief in &history.beliefs {
-        let whose = (belief.lock.as_str(), belief.owner.as_str());
-        believed.entry(whose).or_default().push(belief.at);
+        let which = (belief.lock.as_str(), belief.owner.as_str(), belief.token);
+        believed.entry(which).or_default().push(belief.at);
     }
     for hold in &mut found {
-        let beliefs = believed.get(&(hold.lock, hold.owner)).into_iter().flatten();
+        let which = (hold.lock, hold.owner, hold.token);
+        let beliefs = believed.get(&which).into_iter().flatten();
         let sound = beliefs.filter(|at| !may_be_mistaken(history, hold.lock, **at));
         hold.until = sound.copied().fold(hold.until, Time::max);
     }
@@ -448,10 +449,10 @@ mod tests {
 
     #[test]
     fn a_guard_that_says_so_is_held_to_it_unless_it_cannot_know() {
-        assert_eq!(span(&format!("{GRANT}sure 1500000 p0 a")), (20, 1500));
-        let broken = "fault 1400000 1400000 break p0\nsure 1500000 p0 a";
+        assert_eq!(span(&format!("{GRANT}sure 1500000 p0 a 7")), (20, 1500));
+        let broken = "fault 1400000 1400000 break p0\nsure 1500000 p0 a 7";
         assert_eq!(span(&format!("{GRANT}{broken}")), (20, 1008));
-        let stubborn = "fault 1400000 1400000 break p0\nsure 2600000 p0 a";
+        let stubborn = "fault 1400000 1400000 break p0\nsure 2600000 p0 a 7";
         assert_eq!(span(&format!("{GRANT}{stubborn}")), (20, 2600));
     }
 }

@@ -277,7 +277,7 @@ fn is_sure<M>(name: &str, guard: &Guard<M>) -> bool {
     let at = now();
     let is_sure = !guard.is_lost();
     if is_sure {
-        sure(at, name, guard.owner());
+        sure(at, name, guard.owner(), guard.token());
     }
     is_sure
 }

@@ -45,6 +45,51 @@ fn hold(lock: &Lock) -> JoinHandle<Result<(), Error>> {
     })
 }
 
+#[test]
+fn what_is_kept_goes_back_with_the_last_handle_of_its_client() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let server = network.server("one:6379");
+        let client = connect(&network, Client::builder().grace(MINUTE)).await?;
+        let lock = client.lock("k").keep(HOUR);
+        lock.lock().await?.unlock().await?;
+        drop((client, lock));
+        // The session alone would keep it for a minute.
+        sleep(Duration::from_secs(1)).await;
+        assert!(server.holders("k").is_empty());
+        Ok(())
+    })
+}
+
+/// Whoever looks at the server can tell one wait from the next, and one hold.
+#[test]
+fn each_caller_that_asks_for_a_kept_lock_is_an_owner_of_its_own() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let server = network.server("one:6379");
+        let client = connect(&network, Client::builder()).await?;
+        let lock = client.lock("k").keep(HOUR);
+        let first = lock.lock().await?;
+        // It stands in line here, so the lock does not go out of use.
+        let next = lock.clone();
+        let next = spawn_local(async move { next.lock().await });
+        let stranger = connect(&network, Client::builder()).await?.lock("k");
+        let stranger = spawn_local(async move { stranger.lock().await });
+        sleep(ms(100)).await;
+        let (owner, token) = (first.owner().clone(), first.token());
+        first.unlock().await?;
+        stranger.await.expect("it ends")?.unlock().await?;
+        let next = next.await.expect("it ends")?;
+        assert!(next.token() > token);
+        assert_ne!(*next.owner(), owner);
+        assert_eq!(server.holders("k"), [next.owner().as_str()]);
+        // Handed on without the server, it is the same hold.
+        let (owner, token) = (next.owner().clone(), next.token());
+        next.unlock().await?;
+        let again = lock.lock().await?;
+        assert_eq!((again.owner(), again.token()), (&owner, token));
+        Ok(())
+    })
+}
+
 /// These callers do not ask the server, so it sends no event.
 #[test]
 fn a_guard_hears_of_callers_of_its_own_process() -> Result<(), Error> {
@@ -119,6 +164,24 @@ fn a_wait_survives_a_failover() -> Result<(), Error> {
             .await
             .expect("it ends")
             .expect("it ends")
+    })
+}
+
+/// The lock is granted, and its caller goes without a look.
+#[test]
+fn a_call_that_is_dropped_with_its_grant_keeps_nothing() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let server = network.server("one:6379");
+        let client = connect(&network, Client::builder()).await?;
+        let lock = client.lock("k").keep(HOUR);
+        let mut call = Box::pin(lock.lock());
+        assert!(poll_once(call.as_mut()).await.is_none());
+        sleep(ms(100)).await;
+        assert_eq!(server.holders("k").len(), 1);
+        drop(call);
+        sleep(ms(100)).await;
+        assert!(server.holders("k").is_empty(), "nobody knows of it");
+        Ok(())
     })
 }
 

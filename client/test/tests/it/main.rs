@@ -7,5 +7,6 @@ mod kept; // locks that stay at the client
 mod options; // what one guard asks for is not the next one's
 mod races; // between what a client does and what it is told
 mod still; // a client or a server that stands still
+mod turns; // calls of one owner that wait for each other
 mod unheard; // a grant of which no word comes
 mod wanted; // guards that hear of those who wait

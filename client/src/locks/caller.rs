@@ -1,0 +1,315 @@
+//! A caller's way to its locks: it waits for its turn, has former holds released or confirmed, and
+//! begins its call. One command at a time is under way for an owner, a name and a mode. A kept
+//! lock has one turn for all callers of the process, so they have it one after the other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, oneshot};
+use tokio::task::coop::{consume_budget, unconstrained};
+use tokio::time::{Instant, sleep_until};
+
+use crate::backoff::Backoff;
+use crate::error::Error;
+use crate::locks::table::{NamedSlots, Outlook, Turn};
+use crate::locks::{
+    Aim, Call, CallId, Context, Held, Helds, Hold, Phase, Request, SlotId, State, renew,
+};
+use crate::metrics;
+use crate::wire::WaitMode;
+
+/// A caller that takes locks. Dropping it undoes all that it has begun.
+///
+/// It takes its turn at all of them in one step, and begins in the same: nobody keeps a turn while
+/// waiting for another.
+pub(super) struct Caller {
+    context: Arc<Context>,
+    request: Request,
+    /// It stands in line at each of these, if it has not begun.
+    slots: NamedSlots,
+    /// Wakes it, once it stands in line.
+    line: Option<Arc<Notify>>,
+    /// The turn that it last found before its own, and when it looks at that again.
+    seen: Option<Turn>,
+    look_at: Option<Instant>,
+    /// The call, once it has asked the server.
+    call: Option<CallId>,
+    since: Instant,
+    /// Whether it has waited behind a wait in the server's queue, or a guard of a kept lock. The
+    /// server was there then, and an outage since does not end the call.
+    was_held_up: bool,
+}
+
+/// The next step of a caller. In all but the first two it stands in line.
+enum Step {
+    Held(Helds),
+    Ask(CallId, oneshot::Receiver<Result<Helds, Error>>),
+    /// It is not its turn yet.
+    Wait(Outlook),
+    /// This must be released first.
+    Release(SlotId, Arc<Hold>),
+    /// This must be confirmed first.
+    Confirm(Arc<Hold>),
+}
+
+impl Caller {
+    pub(super) fn new(context: &Arc<Context>, request: Request) -> Self {
+        Self {
+            context: Arc::clone(context),
+            request,
+            slots: NamedSlots::new(),
+            line: None,
+            seen: None,
+            look_at: None,
+            call: None,
+            since: Instant::now(),
+            was_held_up: false,
+        }
+    }
+
+    /// Takes the locks. The server's own word comes first; without one this ends a response timeout
+    /// after the caller's time is up, however often it had to ask.
+    pub(super) async fn take(mut self) -> Result<Helds, Error> {
+        let (closing, waits) = (self.context.background.closing.clone(), self.waits());
+        let since = self.since;
+        let limit = self
+            .context
+            .router
+            .response_timeout
+            .saturating_add(LINK_FIRST);
+        let limit = self.deadline().and_then(|time| time.checked_add(limit));
+        // Whatever its task has done before, the first poll gives it its place.
+        let helds = unconstrained(async {
+            tokio::select! {
+                biased;
+                helds = self.helds() => helds,
+                () = closing.cancelled(), if waits => Err(Error::shut_down()),
+                () = sleep_until(limit.unwrap_or(since)), if limit.is_some() => {
+                    Err(self.no_answer())
+                }
+            }
+        })
+        .await;
+        // Without this, a task that does nothing else would starve the others of its thread.
+        consume_budget().await;
+        if waits && (self.call.is_some() || self.line.is_some()) {
+            metrics::waited(since);
+        }
+        helds
+    }
+
+    fn waits(&self) -> bool {
+        self.request.wait_mode.waits()
+    }
+
+    /// When it waits behind others no longer; at once, if it does not wait.
+    fn deadline(&self) -> Option<Instant> {
+        match self.request.wait_mode {
+            WaitMode::None => Some(self.since),
+            WaitMode::Until(deadline) => Some(deadline),
+            WaitMode::Forever => None,
+        }
+    }
+
+    /// The time is up, and the server's own word has not come.
+    fn no_answer(&self) -> Error {
+        let Some(id) = self.call else {
+            return self.busy();
+        };
+        let may_be_held = self.context.table.with(|state| {
+            let call = state.call(id);
+            call.is_none_or(|call| call.was_queued || matches!(call.phase, Phase::Asking))
+        });
+        if may_be_held {
+            return Error::no_reply(None);
+        }
+        // The server refused all commands that were sent, and the reason has not passed.
+        let trouble = self.context.router.trouble();
+        trouble.unwrap_or_else(Error::not_attached)
+    }
+
+    fn busy(&self) -> Error {
+        let busy = "an earlier command of this owner is not answered";
+        let trouble = self.context.router.trouble();
+        trouble.unwrap_or_else(|| Error::unavailable(busy))
+    }
+
+    /// Takes part in what the owner holds, and asks for the rest.
+    async fn helds(&mut self) -> Result<Helds, Error> {
+        loop {
+            match self.step() {
+                Step::Held(helds) => return Ok(helds),
+                Step::Ask(id, answer) => {
+                    self.call = Some(id);
+                    self.context.ask(id, None);
+                    let span = self.request.span();
+                    let helds = answer.await.unwrap_or_else(|_| Err(Error::shut_down()));
+                    span.waited(self.since);
+                    return helds;
+                }
+                Step::Wait(outlook) => self.wait(outlook).await?,
+                Step::Release(slot, hold) => {
+                    // Its guards must not say otherwise, whatever is confirmed meanwhile.
+                    hold.lost(Instant::now());
+                    self.context.send_release(&hold, slot, None);
+                }
+                Step::Confirm(hold) => match renew::ask(&self.context, &hold, Aim::Hold).await {
+                    Err(error) if !error.is_lost() => return Err(error),
+                    _ => {}
+                },
+            }
+        }
+    }
+
+    /// Waits until it is woken, or it is time to look again. Behind a call in the server's queue,
+    /// or a use of a kept lock, it waits as long as its own caller would; behind any other command,
+    /// no longer than a reply may take.
+    async fn wait(&mut self, before: Outlook) -> Result<(), Error> {
+        let Outlook { turn, lasts, .. } = before;
+        let (now, deadline) = (Instant::now(), self.deadline());
+        let is_first_look = self.look_at.is_none();
+        if let Some(used) = before.used.as_ref().filter(|_| is_first_look) {
+            used.is_wanted_here();
+        }
+        self.was_held_up |= lasts;
+        // Whoever is before it in line may wait for another lock, and for as long.
+        let goes_on = lasts || turn.is_none();
+        let is_late = deadline.is_some_and(|deadline| deadline <= now);
+        if is_late && goes_on && (lasts || !is_first_look) {
+            return Err(refused(before.used.as_ref()));
+        }
+        if self.look_at.is_none_or(|at| at <= now) {
+            if self.seen == turn && !goes_on && !self.was_held_up {
+                return Err(self.busy());
+            }
+            self.seen = turn;
+            self.look_at = now.checked_add(self.context.router.response_timeout);
+        }
+        let deadline = deadline.filter(|_| !is_late);
+        let next = self.look_at.into_iter().chain(deadline).min();
+        let woken = self.line.clone().unwrap_or_default();
+        tokio::select! {
+            biased;
+            () = woken.notified() => {}
+            () = sleep_until(next.unwrap_or(now)) => {}
+        }
+        Ok(())
+    }
+
+    /// Clears up the owner's former holds at these locks, one in each step, and then begins.
+    ///
+    /// A lost hold that the server may still have is released first. The reply to a MACQUIRE names
+    /// one token for all locks, so it would give a lock with an earlier token the wrong one. A hold
+    /// of a former life of the session is renewed first. The server may have granted the lock to
+    /// another owner since; the hold's guards end in time, but a new guard must not begin on it.
+    fn step(&mut self) -> Step {
+        let (context, now) = (Arc::clone(&self.context), Instant::now());
+        context.table.with(|state| {
+            if let Some(step) = self.is_not_yet(state, now) {
+                self.line_up(state);
+                return step;
+            }
+            let (mut helds, mut slots) = (Helds::new(), NamedSlots::new());
+            for (name, id) in std::mem::take(&mut self.slots) {
+                let live = state.at(id).and_then(|slot| slot.begins(now));
+                let Some(hold) = live else {
+                    slots.push((name, id));
+                    continue;
+                };
+                let mut part = Held::new(&context, Arc::clone(&hold), id);
+                if self.request.kept.is_some() {
+                    part.stays = true;
+                    hold.wanted.begins_anew();
+                    state.take_turn(id, Turn::Used);
+                }
+                helds.push(part);
+            }
+            let Some((first, _)) = slots.first() else {
+                return Step::Held(self.request.in_order(helds));
+            };
+            let session = Arc::clone(&context.router.home(first).session);
+            let (reply, answer) = oneshot::channel();
+            let id = state.begin(Call {
+                request: self.request.clone(),
+                slots,
+                held: helds,
+                phase: Phase::Pausing,
+                asked: 0,
+                session,
+                early: Vec::new(),
+                reply,
+                pending: context.background.pending.token(),
+                since: now,
+                was_queued: self.was_held_up,
+                tries: 0,
+                backoff: Backoff::new(),
+            });
+            Step::Ask(id, answer)
+        })
+    }
+
+    /// What must be done or waited for before it can begin.
+    fn is_not_yet(&mut self, state: &mut State, now: Instant) -> Option<Step> {
+        if self.slots.is_empty() {
+            let slots = self.request.names.iter().map(|name| {
+                let target = self.request.target(name);
+                let slot = match &self.request.kept {
+                    None => state.slot(&target),
+                    Some(key) => state.kept_slot(key, &target),
+                };
+                (Arc::clone(name), slot)
+            });
+            self.slots = slots.collect();
+        }
+        if let Some(before) = state.outlook(&self.slots, self.line.as_ref()) {
+            return Some(Step::Wait(before));
+        }
+        self.slots.iter().find_map(|(_, id)| {
+            if state.at(*id)?.must_release(now)
+                && let Some(hold) = state.release_first(*id)
+            {
+                return Some(Step::Release(*id, hold));
+            }
+            let live = state.at(*id)?.live(now);
+            let former = live.filter(|hold| hold.is_of_former_life())?;
+            Some(Step::Confirm(Arc::clone(former)))
+        })
+    }
+
+    /// Stands in line from now on. It is the first there when it has found nobody before it.
+    fn line_up(&mut self, state: &mut State) {
+        if self.line.is_none() {
+            let caller = Arc::<Notify>::default();
+            state.line_up(&self.slots, self.deadline(), &caller);
+            self.line = Some(caller);
+        }
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        let context = &self.context;
+        let call = self
+            .call
+            .and_then(|id| context.table.with(|state| state.end(id)));
+        if let Some(call) = call {
+            context.undo(call);
+        }
+        for (_, slot) in std::mem::take(&mut self.slots) {
+            let caller = self.line.as_ref();
+            let left = |state: &mut State| state.leave_line(slot, caller?);
+            if let Some(left) = context.table.with(left) {
+                context.send_release(&left, slot, None);
+            }
+        }
+    }
+}
+
+/// Others have it, or wait for it.
+fn refused(used: Option<&Arc<Hold>>) -> Error {
+    let left = used.map(|hold| hold.lease_left(Instant::now()));
+    Error::not_acquired(Some(left.unwrap_or(Duration::ZERO)))
+}
+
+/// A call gives up on an answer this much later than the link does.
+const LINK_FIRST: Duration = Duration::from_millis(20);

@@ -1,0 +1,79 @@
+//! Calls of one owner that wait for each other in the client.
+
+use std::time::Duration;
+
+use rlock_client::{Client, Error};
+use rlock_test::Network;
+use tokio::task::spawn_local;
+use tokio::time::{sleep, timeout};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn connect(network: &Network) -> Result<Client, Error> {
+    let builder = Client::builder().dial(network.host().dial());
+    builder.connect("redis://one").await
+}
+
+/// A call for several locks has to wait behind another call of its owner for one of them, which
+/// stands in the server's queue. Whatever else the owner gives back meanwhile goes back at once.
+#[test]
+fn a_call_that_waits_for_one_lock_keeps_no_other() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let server = network.server("one:6379");
+        let (one, other) = (connect(&network).await?, connect(&network).await?);
+        let scope = one.scope();
+        let of_other = other.lock("b").lock().await?;
+        let guard = scope.lock("a").lock().await?;
+        let queued = scope.lock("b");
+        let queued = spawn_local(async move { queued.lock().await });
+        sleep(SECOND).await;
+        let both = scope.multi(["a", "b"]);
+        let both = spawn_local(async move { both.lock().await });
+        sleep(SECOND).await;
+        guard.unlock().await?;
+        assert!(server.holders("a").is_empty(), "unlock() has said so");
+        other.lock("a").try_lock().await?.unlock().await?;
+        // Both calls come to their end all the same, in their order.
+        of_other.unlock().await?;
+        let first = timeout(SECOND, queued).await;
+        first
+            .expect("it is its turn")
+            .expect("it ends")?
+            .unlock()
+            .await?;
+        let last = timeout(SECOND, both).await;
+        let last = last.expect("it is its turn").expect("it ends")?;
+        assert_eq!(server.holders("a"), server.holders("b"));
+        last.unlock().await?;
+        assert!(server.holders("a").is_empty() && server.holders("b").is_empty());
+        Ok(())
+    })
+}
+
+/// Calls of one owner for the same locks, named in different orders, do not wait for each other in
+/// a circle, and who is dropped in line holds up nobody.
+#[test]
+fn calls_of_one_owner_for_several_locks_follow_each_other() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let server = network.server("one:6379");
+        let (one, other) = (connect(&network).await?, connect(&network).await?);
+        let scope = one.scope();
+        let of_other = other.multi(["a", "b", "c"]).lock().await?;
+        let orders = [["a", "b"], ["b", "a"], ["c", "a"], ["b", "c"], ["a", "c"]];
+        let calls = orders.map(|names| {
+            let locks = scope.multi(names);
+            spawn_local(async move { locks.lock().await?.unlock().await })
+        });
+        sleep(SECOND).await;
+        calls[1].abort();
+        of_other.unlock().await?;
+        for (number, call) in calls.into_iter().enumerate() {
+            let ended = timeout(SECOND, call).await.expect("it is its turn");
+            assert_eq!(ended.is_err(), number == 1, "{ended:?}");
+            ended.unwrap_or(Ok(()))?;
+        }
+        let names = ["a", "b", "c"];
+        assert!(names.iter().all(|name| server.holders(name).is_empty()));
+        Ok(())
+    })
+}
