@@ -72,12 +72,12 @@ pub(crate) fn carry_out(
     keep_list(effects);
 }
 
-/// An emptied list is used for the next decision, unless it grew beyond this.
+/// An emptied list is used for the next decision, unless it never grew, or grew beyond this.
 const SPARE_EFFECTS_MAX: usize = 64;
 
 fn keep_list(mut effects: Vec<Effect>) {
     effects.clear();
-    if effects.capacity() <= SPARE_EFFECTS_MAX {
+    if (1..=SPARE_EFFECTS_MAX).contains(&effects.capacity()) {
         state::with(|state| state.spare_effects = effects);
     }
 }

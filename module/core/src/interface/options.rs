@@ -138,13 +138,16 @@ pub(crate) type Name = u64;
 
 /// The letters in capitals, after a one. Zero, which is no option, if the word is too long.
 const fn name(word: &[u8]) -> Name {
+    if word.len() > 7 {
+        return 0;
+    }
     let (mut name, mut rest) = (1, word);
     while let [letter, others @ ..] = rest {
         // Without this bit a small letter is a capital, and no other byte becomes a letter.
         name = name << 8 | Name::from_be_bytes([0, 0, 0, 0, 0, 0, 0, *letter & !0x20]);
         rest = others;
     }
-    if word.len() < 8 { name } else { 0 }
+    name
 }
 
 macro_rules! names {
