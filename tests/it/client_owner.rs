@@ -376,7 +376,8 @@ async fn a_second_call_of_an_owner_in_line_ends_in_time_while_it_connects() {
         valve.open(HELLO);
         let error = soon(second).await.unwrap().unwrap_err();
         let took = started.elapsed();
-        assert!(error.is_not_acquired(), "{error}");
+        // Unless the connection was killed before it told the first call that it is queued.
+        let was_queued = error.is_not_acquired();
         server.run("CLIENT UNPAUSE");
         alice.let_go("k", "alice");
         soon(waiting)
@@ -388,7 +389,7 @@ async fn a_second_call_of_an_owner_in_line_ends_in_time_while_it_connects() {
             .unwrap();
         client.shutdown().await;
         assert_eq!(server.run("EXISTS k"), 0);
-        took < response + 600 * MS
+        was_queued && took < response + 600 * MS
     })
     .await;
 }
