@@ -46,6 +46,12 @@ impl Listener for Context {
         }
     }
 
+    fn refused(&self) {
+        // It may have become a replica, whose session connection still answers: then nothing else
+        // tells that its slots are at another node.
+        self.router.request_refresh();
+    }
+
     fn redirected(&self, session: &Arc<Session>, mut request: Request, error: Error) {
         if request.manner == Manner::Asks {
             return request.fail(error);

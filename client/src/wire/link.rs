@@ -394,6 +394,7 @@ impl Driver {
             self.binder.listener.upgrade(),
             Arc::clone(&self.binder.session),
         );
+        listener.as_ref().inspect(|client| client.refused());
         self.pass_on(|request| {
             let client = listener.as_ref();
             client.is_some_and(|client| !client.is_home(&session, &request.name))

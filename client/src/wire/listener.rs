@@ -17,6 +17,9 @@ pub(crate) trait Listener: Send + Sync {
     /// The session's server is not reached, and another may be in its place.
     fn broken(&self, session: &Arc<Session>);
 
+    /// The session's server refuses command connections, or is not reached by them.
+    fn refused(&self);
+
     /// A node has said that this request is for another one, or it cannot be reached and its slots
     /// may be at another.
     fn redirected(&self, session: &Arc<Session>, request: Request, error: Error);
