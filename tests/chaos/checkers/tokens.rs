@@ -16,9 +16,18 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut told = by_told.iter().peekable();
     let mut largest: Option<&Hold<'_>> = None;
-    let mut kept = BTreeSet::new();
+    // Also those of two primaries: a kept lock may have been granted by the former one, and be taken
+    // again when that is over.
+    let mut all = super::holds::holds(history);
+    all.sort_by_key(|hold| hold.asked);
+    let (mut granted, mut again) = (BTreeSet::new(), BTreeSet::new());
+    for hold in all.iter().filter(|hold| is_of_the_crate(hold.owner)) {
+        if !granted.insert((hold.lock, hold.owner, hold.token)) {
+            again.insert((hold.asked, hold.lock, hold.owner));
+        }
+    }
     for later in by_asked {
-        if is_of_the_crate(later.owner) && !kept.insert((later.lock, later.owner, later.token)) {
+        if again.contains(&(later.asked, later.lock, later.owner)) {
             continue;
         }
         while let Some(before) = told.next_if(|hold| hold.told < later.asked) {
@@ -109,6 +118,19 @@ mod tests {
         assert_eq!(grants("uuid:1", "9000000 9900000 two-primaries"), 1);
         assert_eq!(grants("uuid:1", "30 60 promote"), 1);
         assert_eq!(grants("2-1", "30 60 two-primaries"), 1);
+    }
+
+    #[test]
+    fn a_kept_lock_that_one_of_two_primaries_has_granted_may_be_taken_again() {
+        let history = "fault 5 25 two-primaries
+             ask 1.1 10 uuid:1 k plain session acquire 1000 guard
+             told 1.1 20 held 1 7
+             ask 1.2 21 uuid:1 k plain session release
+             ask 2.1 30 uuid:2 j plain free acquire 1000 none
+             told 2.1 40 held 1 8
+             ask 1.3 9000000 uuid:1 k plain session acquire 1000 guard
+             told 1.3 9000010 held 1 7";
+        assert_eq!(says(check, history), [""; 0]);
     }
 
     #[test]
