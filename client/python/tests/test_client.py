@@ -51,6 +51,8 @@ async def count(url, tasks, rounds, fenced):
 
 
 def wait(url):
+    # A process in the background of a script ignores the signal, and its children do.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with Client(url, grace=GRACE) as client:
         try:
             with client.lock("lock"):
