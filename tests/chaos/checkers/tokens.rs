@@ -16,8 +16,8 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut told = by_told.iter().peekable();
     let mut largest: Option<&Hold<'_>> = None;
-    // Also those of two primaries: a kept lock may have been granted by the former one, and be taken
-    // again when that is over.
+    // Also the grants of two primaries: a kept lock may have been granted by the former one, and be
+    // taken again when that is over.
     let mut all = super::holds::holds(history);
     all.sort_by_key(|hold| hold.asked);
     let (mut granted, mut again) = (BTreeSet::new(), BTreeSet::new());
