@@ -146,7 +146,8 @@ fn a_server_goes_on_without_the_module_after_the_steps_of_the_page_and_with_it_a
     all_are_held(&again);
 }
 
-/// What an older version does not know, it does not start with, and names nothing of it.
+/// A server does not start with an option that its version of the module does not know, and its log
+/// does not name the option.
 #[test]
 fn an_older_version_starts_after_its_unknown_options_were_taken_out() {
     let log = Server::builder().config(UNKNOWN).refuses_to_start();

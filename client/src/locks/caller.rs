@@ -78,7 +78,7 @@ impl Caller {
             .response_timeout
             .saturating_add(LINK_FIRST);
         let limit = self.deadline().and_then(|time| time.checked_add(limit));
-        // Whatever its task has done before, the first poll gives it its place.
+        // The first poll gives it its place, also where its task has used up tokio's budget.
         let helds = unconstrained(async {
             tokio::select! {
                 biased;
@@ -172,7 +172,7 @@ impl Caller {
             used.is_wanted_here();
         }
         self.was_held_up |= lasts;
-        // Whoever is before it in line may wait for another lock, and for as long.
+        // The first in line may wait for another lock, and for as long as it likes.
         let goes_on = lasts || turn.is_none();
         let is_late = deadline.is_some_and(|deadline| deadline <= now);
         if is_late && goes_on && (lasts || !is_first_look) {
@@ -248,7 +248,7 @@ impl Caller {
         })
     }
 
-    /// What must be done or waited for before it can begin.
+    /// The step that must come before it can begin; none if it can begin now.
     fn is_not_yet(&mut self, state: &mut State, now: Instant) -> Option<Step> {
         if self.slots.is_empty() {
             let slots = self.request.names.iter().map(|name| {

@@ -48,7 +48,9 @@ impl Listener for Context {
 
     fn refused(&self) {
         // It may have become a replica, whose session connection still answers: then nothing else
-        // tells that its slots are at another node.
+        // tells that its slots are at another node. Without this Valkey 9, which closes command
+        // connections there, kept holds and waits at the replica until they ended: the test is
+        // `client_cluster::a_failover_in_good_order_costs_nothing` on that server.
         self.router.request_refresh();
     }
 

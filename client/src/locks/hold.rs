@@ -206,9 +206,9 @@ impl Hold {
         self.lost.get().copied()
     }
 
-    /// The same without a notification: none may be sent under the table's lock. Who waits for the
-    /// loss looks again at the end. It is marked as lost, since its end may be put off by another
-    /// thread a moment later, and what is done now must not be undone by that.
+    /// The same without a notification: none may be sent under the table's lock. A task that waits
+    /// for the loss looks again at the end. The hold is marked as lost, because the caller acts on
+    /// that now: a renewal that another thread hears a moment later must not make it valid again.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         if self.lost.get().is_none() && now >= self.end() {
             self.mark_lost(self.reason(now));

@@ -108,9 +108,10 @@ struct Waiter {
     caller: Arc<Notify>,
 }
 
-/// What a caller finds before its own turn.
+/// The turn that a caller must wait for.
 pub(super) struct Outlook {
-    /// None, if others stand before it in line, of whom the first waits for another lock.
+    /// None if nobody has the turn. Then others stand before it in line, and the first of them waits
+    /// for another lock.
     pub(super) turn: Option<Turn>,
     /// Whether the turn may last: it waits in the server's queue, or is a use of a kept lock.
     pub(super) lasts: bool,
@@ -202,8 +203,8 @@ impl Slot {
         late.for_each(|waiter| waiter.caller.notify_one());
     }
 
-    /// The first in line, if there is one, begins: it shares the hold, if one is there for it. That
-    /// needs no turn, unless the lock is kept, and the next may do the same.
+    /// The first in line begins, if there is a line. It shares a live hold. That needs no turn, unless
+    /// the lock is kept, so the next in line may do the same.
     pub(super) fn begins(&mut self, now: Instant) -> Option<Arc<Hold>> {
         self.line.pop_front();
         let hold = self.live(now).cloned()?;
@@ -312,7 +313,7 @@ impl State {
         }
     }
 
-    /// What is before a caller at the first of these slots where it cannot have the turn now.
+    /// The turn that a caller must wait for, at the first of these slots where it cannot have it now.
     pub(super) fn outlook(
         &self,
         slots: &NamedSlots,

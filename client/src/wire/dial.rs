@@ -50,7 +50,8 @@ impl Socket {
             }
             None => ReusableBoxFuture::new(work),
         };
-        // The first poll puts them into the queue. It needs no waker: whoever waits polls again.
+        // The first poll puts them into the queue. It needs no waker: the task that waits for the
+        // replies polls again.
         if let Some(told) = (&mut replies).now_or_never() {
             replies.set(ready(told));
         }

@@ -364,7 +364,7 @@ impl Driver {
         self.refused.is_empty()
     }
 
-    /// Ends a command with this reply, unless it is to be sent once more.
+    /// Ends a command with this reply, unless it must be sent once more.
     fn ends(&mut self, mut request: Request, reply: Option<Value>, cmd: Option<&Cmd>) {
         let error = reply.as_ref();
         let error = error.and_then(|reply| not_carried_out(reply, request.manner));

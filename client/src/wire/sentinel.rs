@@ -138,7 +138,7 @@ impl Sentinel {
         address.ok_or_else(unknown)
     }
 
-    /// What is told by a sentinel without being asked: that there is another primary.
+    /// Hears the messages that a sentinel sends unasked: that there is another primary.
     fn hears(&self) -> impl AsyncPushSender + use<> {
         let (switched, service) = (Arc::clone(&self.switched), Arc::clone(&self.service));
         move |push: PushInfo| {

@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 static STATE: ServerLocked<State> = ServerLocked::new();
 
-/// Lends the state. The body must not call the server.
+/// Lends the state. The body must call no function of the server that may call us back.
 pub(crate) fn with<R>(body: impl FnOnce(&mut State) -> R) -> R {
     STATE.with(body)
 }

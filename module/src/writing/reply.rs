@@ -115,7 +115,7 @@ pub(crate) fn integer_or_null(ctx: Ctx<'_>, value: Option<i64>) {
     }
 }
 
-/// A map that has begun. Each function adds an entry, whose value is null if there is none.
+/// A map that has begun. Each function adds an entry. `None` as a value becomes null.
 #[derive(Clone, Copy)]
 struct Map<'a>(Ctx<'a>);
 

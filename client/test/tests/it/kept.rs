@@ -60,7 +60,7 @@ fn what_is_kept_goes_back_with_the_last_handle_of_its_client() -> Result<(), Err
     })
 }
 
-/// Whoever looks at the server can tell one wait from the next, and one hold.
+/// So the server's reports tell one wait from the next, and one hold from the next.
 #[test]
 fn each_caller_that_asks_for_a_kept_lock_is_an_owner_of_its_own() -> Result<(), Error> {
     rlock_test::run(1, async |network| {

@@ -15,7 +15,7 @@ async fn connect(network: &Network) -> Result<Client, Error> {
 }
 
 /// A call for several locks has to wait behind another call of its owner for one of them, which
-/// stands in the server's queue. Whatever else the owner gives back meanwhile goes back at once.
+/// stands in the server's queue. Another lock that the owner gives back meanwhile is free at once.
 #[test]
 fn a_call_that_waits_for_one_lock_keeps_no_other() -> Result<(), Error> {
     rlock_test::run(1, async |network| {
@@ -51,7 +51,7 @@ fn a_call_that_waits_for_one_lock_keeps_no_other() -> Result<(), Error> {
 }
 
 /// Calls of one owner for the same locks, named in different orders, do not wait for each other in
-/// a circle, and who is dropped in line holds up nobody.
+/// a circle, and a call that is dropped in line holds up no other.
 #[test]
 fn calls_of_one_owner_for_several_locks_follow_each_other() -> Result<(), Error> {
     rlock_test::run(1, async |network| {
