@@ -110,8 +110,8 @@ struct Waiter {
 
 /// The turn that a caller must wait for.
 pub(super) struct Outlook {
-    /// None if nobody has the turn. Then others stand before it in line, and the first of them waits
-    /// for another lock.
+    /// None if nobody has the turn. Then others stand before it in line, and the first of them
+    /// waits for another lock.
     pub(super) turn: Option<Turn>,
     /// Whether the turn may last: it waits in the server's queue, or is a use of a kept lock.
     pub(super) lasts: bool,
@@ -203,8 +203,8 @@ impl Slot {
         late.for_each(|waiter| waiter.caller.notify_one());
     }
 
-    /// The first in line begins, if there is a line. It shares a live hold. That needs no turn, unless
-    /// the lock is kept, so the next in line may do the same.
+    /// The first in line begins, if there is a line. It shares a live hold. That needs no turn,
+    /// unless the lock is kept, so the next in line may do the same.
     pub(super) fn begins(&mut self, now: Instant) -> Option<Arc<Hold>> {
         self.line.pop_front();
         let hold = self.live(now).cloned()?;
@@ -313,7 +313,7 @@ impl State {
         }
     }
 
-    /// The turn that a caller must wait for, at the first of these slots where it cannot have it now.
+    /// The turn that a caller must wait for, at the first of these slots where it must.
     pub(super) fn outlook(
         &self,
         slots: &NamedSlots,
