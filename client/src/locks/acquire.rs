@@ -404,7 +404,11 @@ impl Call {
         let is_lost = until.is_some_and(|until| until <= Instant::now());
         if former || is_late || is_lost {
             // Without a pause where it can help: a short lease would end meanwhile.
-            let again = if is_lost { Next::Pause } else { Next::Ask(None) };
+            let again = if is_lost {
+                Next::Pause
+            } else {
+                Next::Ask(None)
+            };
             let again = self.has_tries().then_some(again);
             return again.unwrap_or_else(|| Next::Undo(Error::no_reply(None)));
         }

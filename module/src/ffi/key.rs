@@ -119,10 +119,17 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// Whether a field of a hash can have a TTL of its own: since Redis 7.4 and Valkey 9. Also true
-    /// for Valkey 8, which has no such TTLs but a larger version number.
-    pub(crate) fn fields_may_expire() -> bool {
-        server!(RedisModule_GetServerVersion()) >= 0x0007_0400
+    /// Whether a field of the hash may have a TTL of its own: since Redis 7.4 and Valkey 9. Redis 8
+    /// tells; elsewhere it is supposed, also on Valkey 8, which has no such TTLs but a larger
+    /// version number.
+    pub(crate) fn fields_may_expire(&self) -> bool {
+        if server!(RedisModule_GetServerVersion()) < 0x0007_0400 {
+            return false;
+        }
+        // SAFETY: see the head of `ffi`.
+        let of_fields = unsafe { raw::RedisModule_HashFieldMinExpire };
+        // SAFETY: the same; the key is open.
+        of_fields.is_none_or(|end| unsafe { end(self.raw()) } != NO_EXPIRE)
     }
 
     /// The number of fields.
@@ -224,6 +231,28 @@ impl<'a> Key<'a> {
         }
     }
 
+    /// Whether the hash has a live field of another name than these. Unlike the walk above it
+    /// copies nothing.
+    pub(crate) fn has_field_beside(&self, known: [&'static [u8]; 2]) -> bool {
+        let scan = Scan::begin();
+        let mut search = Search {
+            known,
+            is_found: false,
+        };
+        loop {
+            let data: *mut c_void = (&raw mut search).cast();
+            let more = server!(RedisModule_ScanKey(
+                self.raw(),
+                scan.0,
+                Some(on_searched_field),
+                data
+            ));
+            if more == 0 || search.is_found {
+                return search.is_found;
+            }
+        }
+    }
+
     // --- Strings, lists and sorted sets ---
 
     /// Reads the value of a string, for a command that writes: the server gives it out as plain
@@ -304,3 +333,25 @@ extern "C" fn on_field(
         fields.push((bytes(field), bytes(value)));
     });
 }
+
+/// A search for a field of another name than these.
+struct Search {
+    known: [&'static [u8]; 2],
+    is_found: bool,
+}
+
+extern "C" fn on_searched_field(
+    _key: *mut raw::RedisModuleKey,
+    field: *mut raw::RedisModuleString,
+    _value: *mut raw::RedisModuleString,
+    data: *mut c_void,
+) {
+    guarded((), || {
+        // SAFETY: `has_field_beside` passes its search, which lives until the scan is over.
+        let search = unsafe { &mut *data.cast::<Search>() };
+        search.is_found |= !search.known.contains(&Str::borrow(field).bytes());
+    });
+}
+
+/// What the server says of a hash in which no field has a TTL.
+const NO_EXPIRE: raw::mstime_t = -1;

@@ -1,6 +1,6 @@
 //! Reads a lock's key as plain values, by the kind of lock that it has.
 
-use crate::ffi::{Key, KeyType, OwnedStr, Str};
+use crate::ffi::{KeyType, OwnedStr, Str};
 use crate::reading::open_lock::{OpenLock, count_true, go_on_if};
 use crate::reading::read_write::{ReadWriteHash, is_readers};
 use rlock_core::{
@@ -68,7 +68,9 @@ impl OpenLock<'_> {
         }
         // Where fields can have a TTL of their own, expired fields are counted until the server
         // removes them. So their number does not prove that another field is alive.
-        let is_one_alive = || !Key::fields_may_expire() || self.holder().is_some();
+        let own_fields = [FENCE_FIELD, MODE_FIELD];
+        let is_one_alive =
+            || !self.key.fields_may_expire() || self.key.has_field_beside(own_fields);
         if own.is_none() && !(others && is_one_alive()) {
             return Stored::NoHolder;
         }
