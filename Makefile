@@ -49,6 +49,7 @@ check: install ## Formatting, lints, documentation and the core's tests: before 
 	cargo clippy -p rlock-tests --test interop --test languages -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
 	cargo test -p rlock-core
+	cargo test -p rlock-bench --lib
 	cargo test -p rlock-example-otlp
 	scripts/simulate-faults --check
 

@@ -291,6 +291,6 @@ mod tests {
         let labels = [10.0, 1e4, 1e7].map(|micros| lines("µs").label(micros));
         assert_eq!(labels, ["10 µs", "10 ms", "10 s"]);
         let labels = [0.5, 12.0, 1e5].map(|count| lines("a second").label(count));
-        assert_eq!(labels, ["0.50", "12.0", &count(100_000)]);
+        assert_eq!(labels, ["0.5", "12", &count(100_000)]);
     }
 }
