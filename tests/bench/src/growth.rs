@@ -12,7 +12,7 @@ use crate::results::{Results, at};
 use crate::rounds::{Run, alternate};
 use crate::uncontended::{OWNER, hold, rlock_load, set_load};
 use crate::waiters::session_connection;
-use crate::wire::{Step, request};
+use crate::wire::{Step, Wire, request};
 
 pub(crate) const PART: &str = "growth";
 
@@ -137,15 +137,30 @@ fn sessions(run: &Run, results: &mut Results) {
         });
         for round in 0..run.rounds(5) {
             // The load comes by connections that are not bound to the sessions, so each session is
-            // told of its releases. Two calls: the second acknowledges what the first has told.
+            // told of its releases.
             for (name, connection) in &mut session_connections {
-                let events = request(&["RLOCK.EVENTS", name]);
-                connection.send(&[&*events, &*events].concat());
-                while connection.line() != b"*0" {}
+                hear_all(name, connection);
             }
             let pace = load.round(&mut host, run.length(250));
             let values = [pace.cpu_us, pace.per_second];
             results.add(&at(SESSIONS, sessions), SESSION_PAIR, round, &values);
+        }
+    }
+}
+
+/// Hears all events of a session. One reply has a part of them, and each call acknowledges those
+/// that were told before.
+fn hear_all(name: &str, connection: &mut Wire) {
+    let events = request(&["RLOCK.EVENTS", name]);
+    let end = request(&["PING"]);
+    let mut is_last = false;
+    while !is_last {
+        connection.send(&[&*events, &*end].concat());
+        loop {
+            match connection.line() {
+                b"+PONG" => break,
+                line => is_last |= line == b"*0",
+            }
         }
     }
 }

@@ -180,19 +180,23 @@ fn measure(words: &Words) {
             println!("{}: {} s", part.name, part_begun.elapsed().as_secs());
         }
     }
+    let kind = match (run.quick, words.parts.as_slice()) {
+        (true, _) => "a quick run that shows only that it works".to_owned(),
+        (false, []) => "a full run".to_owned(),
+        (false, parts) => format!("a run of these parts alone: {}", parts.join(", ")),
+    };
     let line = format!(
-        "{}, {}, {}, {}, load average before it {before}, {} s.\n",
+        "{}, {}, {}, {kind}, load average before it {before}, {} s.\n",
         run.host().name(),
         host::processor(),
         run.cores.words(),
-        if run.quick {
-            "a quick run that shows only that it works"
-        } else {
-            "a full run"
-        },
         begun.elapsed().as_secs(),
     );
-    fs::write(run.folder.join(RUN), line).unwrap();
+    // Parts that run alone leave the others, and the line about them, as they are.
+    let file = run.folder.join(RUN);
+    let others = fs::read_to_string(&file).unwrap_or_default();
+    let others = if words.parts.is_empty() { "" } else { &others };
+    fs::write(file, format!("{others}{line}")).unwrap();
 }
 
 /// Makes tables and plots from the files, and returns the tables.
