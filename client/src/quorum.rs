@@ -11,10 +11,7 @@ mod majority; // the arithmetic
 use majority::{Answers, done, doubt, majority, refusal, validity};
 
 mod core;
-use core::{Core, Member};
-
-mod terms;
-use terms::{Round, Terms};
+use core::{Core, Member, Round, Terms};
 
 mod parts; // what each server has granted
 use parts::Parts;

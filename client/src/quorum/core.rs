@@ -1,15 +1,15 @@
-//! The servers of a quorum, and questions to all of them.
+//! The servers of a quorum, and questions to them.
 
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::timeout;
 
-use crate::api::Client;
+use crate::api::{Client, Guard};
 use crate::quorum::{Answers, QuorumError, done, doubt, refusal};
 use crate::{Background, Error, ErrorKind};
 
@@ -117,3 +117,31 @@ impl Core {
         }
     }
 }
+
+/// Which lock a quorum is asked for, and on what terms.
+#[derive(Clone)]
+pub(crate) struct Terms {
+    pub(crate) core: Arc<Core>,
+    pub(crate) name: Arc<[u8]>,
+    pub(crate) lease: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl Terms {
+    /// Takes the lock on one server, if it answers in time.
+    pub(crate) async fn take(
+        self,
+        member: Arc<Member>,
+        max_hold: Option<Duration>,
+    ) -> Result<Guard, Error> {
+        let mut lock = member.client()?.lock(&*self.name);
+        lock.options.lease = self.lease;
+        lock.options.max_hold = max_hold;
+        // `in_time` drops the call when its time is up: a grant that comes later is released.
+        self.core.in_time(lock.try_lock()).await
+    }
+}
+
+/// The pending requests for the lock, each with its server's number. Dropping them releases any
+/// grants that still arrive.
+pub(crate) type Round = FuturesUnordered<BoxFuture<'static, (usize, Result<Guard, Error>)>>;

@@ -100,7 +100,7 @@ impl QuorumGuard {
     /// Whether the lock is lost, or may be: see [above](Self#what-it-promises). Once true it stays
     /// true.
     pub fn is_lost(&self) -> bool {
-        locked(&self.parts).lost().is_some()
+        locked(&self.parts).still_held().is_err()
     }
 
     /// Ends when the lock is lost, with every server's reason. Never ends while it is held.
@@ -337,7 +337,7 @@ impl fmt::Debug for QuorumGuard {
 /// them is lost.
 async fn until_lost(parts: &Mutex<Parts>) -> QuorumError {
     loop {
-        if let Some(lost) = locked(parts).lost() {
+        if let Err(lost) = locked(parts).still_held() {
             return lost;
         }
         // Not the guards: a clone of a guard would delay its release when it is lost.
