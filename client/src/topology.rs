@@ -11,3 +11,4 @@ mod router;
 pub(crate) use router::{Route, Router};
 
 mod cluster;
+pub(crate) use cluster::Moves;

@@ -34,6 +34,6 @@ pub(crate) mod request;
 pub(crate) use request::{Durability, Kind, Mode, Subject, WaitMode};
 
 pub(crate) mod reply;
-pub(crate) use reply::{Acquired, Event, NAMELESS, Range, Redirect, SLOTS, Told, What};
+pub(crate) use reply::{Acquired, Event, NAMELESS, Range, SLOTS, Told, What};
 #[cfg(test)]
 pub(crate) use reply::{Member, named};

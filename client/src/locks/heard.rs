@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::error::{Code, Error};
 use crate::locks::{Call, Context, Hold, Phase, renew};
-use crate::topology::slot_of;
+use crate::topology::{Moves, slot_of};
 use crate::wire::{Event, Listener, Manner, Request, Session, Told, What};
 use crate::{Backoff, task};
 
@@ -84,15 +84,14 @@ impl Listener for Context {
     }
 }
 
-impl Context {
-    /// These slots are served by another node than before, or nodes have been retired.
-    pub(super) fn moved(self: &Arc<Self>, slots: &BTreeSet<u16>) {
+impl Moves for Context {
+    fn moved(self: Arc<Self>, slots: &BTreeSet<u16>) {
         let has_moved = |name: &[u8]| slots.contains(&slot_of(name));
         let is_left = |session: &Session| session.is_retired();
         let holds = self
             .table
             .holds(|hold| has_moved(&hold.target.name) || is_left(&hold.counts_on().session));
-        renew::all(self, holds);
+        renew::all(&self, holds);
         // A node that no longer serves a lock tells its waiters so, unless the node is gone.
         self.ask_all(|call| {
             let is_elsewhere = |(name, _): &(Arc<[u8]>, _)| {
@@ -106,7 +105,9 @@ impl Context {
             }
         });
     }
+}
 
+impl Context {
     fn ask_all(self: &Arc<Self>, which: impl FnMut(&mut Call) -> bool) {
         for id in self.table.calls(which) {
             self.ask(id, None);

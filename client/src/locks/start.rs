@@ -30,8 +30,9 @@ impl Context {
             let renewing = run(Weak::clone(context), interval, failed);
             tasks.spawn_on(task(renewing), &runtime);
             if router.are_several() {
-                let following = follow_moves(Weak::clone(context), Arc::clone(&router));
-                tasks.spawn_on(task(following), &runtime);
+                let (router, moves) = (Arc::clone(&router), Weak::<Self>::clone(context));
+                let reading = async move { router.keep_fresh(moves).await };
+                tasks.spawn_on(task(reading), &runtime);
             }
             Self {
                 this: Weak::clone(context),
@@ -44,16 +45,6 @@ impl Context {
                 background: Background::new(runtime),
             }
         })
-    }
-}
-
-/// Takes holds and waits to where their locks are, until it is aborted with the client.
-async fn follow_moves(context: Weak<Context>, router: Arc<Router>) {
-    loop {
-        let moved = router.moved().await;
-        if let Some(context) = context.upgrade() {
-            context.moved(&moved);
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The servers of a quorum, and questions to them.
+//! The servers of a quorum, questions to them, and a named lock there.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -118,16 +118,32 @@ impl Core {
     }
 }
 
-/// Which lock a quorum is asked for, and on what terms.
+/// A lock by its name on every server of a quorum, made by
+/// [`QuorumClient::lock`](crate::QuorumClient::lock). Cheap to clone; nothing is taken until one of
+/// its verbs is called.
+///
+/// A try asks all servers at once and takes what is free, never waiting in a server's queue: two
+/// clients that each held a part and waited for the other's part would wait for ever. If no
+/// majority has granted it, the client releases all grants and tries again after a random pause of
+/// at most 200 ms. So waiters have no order: the first one to try after a release gets the lock.
+///
+/// Every call is a separate owner: there is no re-entrance and no [`Scope`](crate::Scope), and two
+/// tasks that take two locks in opposite orders wait for each other until a timeout.
+///
+/// # Lease
+///
+/// Without [`lease`](Self::lease) the lock is renewed on every server for as long as its guard
+/// lives, as an ordinary [`Lock`](crate::Lock) is, and taken again where it was lost. With it the
+/// lock is taken for that long and never renewed but by [`QuorumGuard::renew`].
 #[derive(Clone)]
-pub(crate) struct Terms {
+pub struct QuorumLock {
     pub(crate) core: Arc<Core>,
     pub(crate) name: Arc<[u8]>,
     pub(crate) lease: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
 }
 
-impl Terms {
+impl QuorumLock {
     /// Takes the lock on one server, if it answers in time.
     pub(crate) async fn take(
         self,

@@ -8,12 +8,12 @@ use tokio::time::Instant;
 
 use crate::LostReason::{Broken, Deleted, MaxHold};
 use crate::api::Guard;
-use crate::quorum::{Answers, Member, QuorumError, Round, Terms, refusal, validity};
+use crate::quorum::{Answers, Member, QuorumError, QuorumLock, Round, refusal, validity};
 use crate::{Error, ErrorKind, TIMEOUT_MAX};
 
 /// The lock on all servers, in the order in which they were named.
 pub(crate) struct Parts {
-    pub(crate) terms: Terms,
+    pub(crate) lock: QuorumLock,
     /// When the longest hold ends; `None` without a limit.
     cap: Option<Instant>,
     servers: Vec<Part>,
@@ -28,8 +28,6 @@ struct Part {
     held: Result<Arc<Guard>, Option<Error>>,
     /// The token of the first grant.
     token: Option<u64>,
-    /// Whether the server has yet to answer the last request.
-    is_asked: bool,
 }
 
 impl Part {
@@ -66,34 +64,30 @@ impl Part {
 
 impl Parts {
     /// No server has answered yet.
-    pub(crate) fn new(terms: &Terms, max_hold: Option<Duration>) -> Self {
+    pub(crate) fn new(lock: &QuorumLock, max_hold: Option<Duration>) -> Self {
         let now = Instant::now();
         let part = |member| Part {
             member: Arc::clone(member),
-            held: Err(Some(Error::too_slow(terms.core.server_timeout))),
+            held: Err(Some(Error::too_slow(lock.core.server_timeout))),
             token: None,
-            is_asked: false,
         };
         Self {
-            terms: terms.clone(),
+            lock: lock.clone(),
             // A limit whose end cannot be represented is shortened, so that taking it again keeps
             // the same end.
             cap: max_hold.and_then(|longest| now.checked_add(longest.min(TIMEOUT_MAX))),
-            servers: terms.core.members.iter().map(part).collect(),
+            servers: lock.core.members.iter().map(part).collect(),
             lost: None,
         }
     }
 
-    /// Asks the servers where nothing is held, unless they are being asked.
+    /// Asks the servers where nothing is held.
     pub(crate) fn ask_missing(&mut self, max_hold: Option<Duration>, round: &mut Round) {
         let parts = self.servers.iter_mut().enumerate();
         for (server, part) in parts.filter(|(_, part)| part.is_missing()) {
             part.let_go();
-            // A renewal by hand asks in any case: it may have been given up while it waited.
-            if !std::mem::replace(&mut part.is_asked, true) || self.terms.lease.is_some() {
-                let answer = self.terms.clone().take(Arc::clone(&part.member), max_hold);
-                round.push(Box::pin(async move { (server, answer.await) }));
-            }
+            let answer = self.lock.clone().take(Arc::clone(&part.member), max_hold);
+            round.push(Box::pin(async move { (server, answer.await) }));
         }
     }
 
@@ -123,7 +117,6 @@ impl Parts {
         let answer = answer.and_then(|guard| self.only_vote(guard));
         let part = self.servers.get_mut(server);
         let Some(part) = part else { return };
-        part.is_asked = false;
         match answer {
             Ok(guard) if part.live().is_none() => {
                 part.token.get_or_insert(guard.token());
@@ -151,7 +144,7 @@ impl Parts {
     /// How long it may still be called held; zero once lost.
     pub(crate) fn valid_for(&self) -> Duration {
         let left = self.servers.iter().map(Part::valid_for);
-        validity(left, self.terms.core.need)
+        validity(left, self.lock.core.need)
     }
 
     /// Whether the grants of a try make a majority.
@@ -160,7 +153,7 @@ impl Parts {
     /// larger token. So the guard must not show our token of that server.
     pub(crate) fn are_majority(&mut self) -> bool {
         let left: Vec<_> = self.servers.iter().map(Part::valid_for).collect();
-        if validity(left.iter().copied(), self.terms.core.need).is_zero() {
+        if validity(left.iter().copied(), self.lock.core.need).is_zero() {
             return false;
         }
         for (part, left) in self.servers.iter_mut().zip(left) {
@@ -196,15 +189,15 @@ impl Parts {
             Err(why_not) => why_not.clone(),
         };
         let answers: Answers = self.servers.iter().map(answer).collect();
-        let kind = refusal(&answers, self.terms.core.need);
-        self.terms.core.error(kind, "granted it", answers)
+        let kind = refusal(&answers, self.lock.core.need);
+        self.lock.core.error(kind, "granted it", answers)
     }
 
     /// Why the lock is lost, if it is. Once lost it stays lost, and its remaining holds are
     /// released.
     pub(crate) fn still_held(&mut self) -> Result<(), QuorumError> {
-        if self.lost.is_none() && self.live().flatten().count() < self.terms.core.need {
-            let core = &self.terms.core;
+        if self.lost.is_none() && self.live().flatten().count() < self.lock.core.need {
+            let core = &self.lock.core;
             self.lost = Some(core.error(ErrorKind::Lost, "still held it", self.troubles()));
             self.give_back();
         }

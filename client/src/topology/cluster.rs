@@ -2,7 +2,7 @@
 //! was.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -11,9 +11,15 @@ use tokio::time::{sleep, timeout};
 use crate::chance::random;
 use crate::topology::map::{Id, Map};
 use crate::topology::{Node, Route, Router, slot_of};
-use crate::wire::reply::read_slots;
-use crate::wire::{Address, Connector, NAMELESS, Range, Redirect, request};
+use crate::wire::reply::{read_redirect, read_slots};
+use crate::wire::{Address, Connector, NAMELESS, Range, request};
 use crate::{Backoff, Error, locked};
+
+/// Receives the slots that have moved.
+pub(crate) trait Moves: Send + Sync {
+    /// These slots are served by another node than before, or nodes have been retired.
+    fn moved(self: Arc<Self>, slots: &BTreeSet<u16>);
+}
 
 impl Router {
     /// Waits until a node is connected to, or none can be.
@@ -61,15 +67,12 @@ impl Router {
         Arc::clone(nodes.entry(Arc::clone(id)).or_insert_with(start))
     }
 
-    pub(super) fn follow(&self, redirect: &Redirect) -> Option<Route> {
+    pub(super) fn follow(&self, redirect: &str) -> Option<Route> {
+        let (asking, host, port) = read_redirect(redirect)?;
         let mut map = locked(&self.map);
-        let named = redirect.host.as_deref().filter(|host| *host != NAMELESS);
-        let id = map.at(named, redirect.port)?;
+        let id = map.at(host.filter(|host| *host != NAMELESS), port)?;
         let node = self.node(&mut map, &id);
-        Some(Route {
-            node,
-            asking: redirect.only_this,
-        })
+        Some(Route { node, asking })
     }
 
     /// Reads the map: see [`Map::learn`].
@@ -106,19 +109,24 @@ impl Router {
         whom
     }
 
-    /// Reads the map whenever that was requested, until slots are served by another node than
-    /// before, or nodes have been retired. Requests that change nothing, as while a node is down
-    /// until it is replaced, are served ever more slowly.
-    pub(crate) async fn moved(&self) -> BTreeSet<u16> {
+    /// Reads the map whenever that was requested, until it is aborted, with the client. Requests
+    /// that change nothing, as while a node is down until it is replaced, are served ever more
+    /// slowly.
+    pub(crate) async fn keep_fresh(&self, moves: Weak<dyn Moves>) {
         let mut backoff = Backoff::new();
         loop {
-            sleep(PAUSE.max(backoff.next())).await;
             self.stale.notified().await;
-            match self.refresh().await {
-                Ok(Some(moved)) => return moved,
-                Ok(None) => {}
-                Err(_) => self.request_refresh(),
+            let read = self.refresh().await;
+            if read.is_err() {
+                self.request_refresh();
             }
+            if let Ok(Some(moved)) = read
+                && let Some(client) = moves.upgrade()
+            {
+                backoff = Backoff::new();
+                client.moved(&moved);
+            }
+            sleep(PAUSE.max(backoff.next())).await;
         }
     }
 }

@@ -8,7 +8,7 @@ use tokio::sync::{MutexGuard, Notify};
 use crate::error::Error;
 use crate::locked;
 use crate::topology::{Map, Node, slot_of};
-use crate::wire::{Connector, Identity, Redirect, Session};
+use crate::wire::{Connector, Identity, Session};
 
 /// The servers of a client: one, or the nodes of a cluster.
 pub(crate) struct Router {
@@ -127,8 +127,8 @@ impl Router {
         if !self.are_several() {
             return None;
         }
-        let redirect = error.redirect().and_then(Redirect::read);
-        let there = redirect.as_ref().and_then(|redirect| self.follow(redirect));
+        let redirect = error.redirect();
+        let there = redirect.and_then(|redirect| self.follow(redirect));
         let is_known = there.as_ref().is_some_and(|route| route.asking);
         if !is_known && (redirect.is_some() || error.is_unanswered()) {
             self.request_refresh();

@@ -138,12 +138,12 @@ impl Connector {
         };
         let socket = self.dialer.open(server, hears).await?;
         let hello = request::hello(self.dialer.label.as_deref());
-        let answer = socket.ask(hello, limit.saturating_sub(began.elapsed()));
+        let left = limit.saturating_sub(began.elapsed());
+        let answer = socket.clone().ask(hello, left).await?;
         let address = server.addr().to_string();
-        if is_replica(&answer.await?) {
-            return Err(Error::from_text(&format!(
-                "READONLY the server at {address} is a replica"
-            )));
+        if is_replica(&answer) {
+            let replica = format!("READONLY the server at {address} is a replica");
+            return Err(Error::from_text(&replica));
         }
         let replaced = self.has_found(Some(&address), asked);
         Ok(Connection {

@@ -50,17 +50,10 @@ impl Socket {
     }
 
     /// Asks this one thing, which changes nothing, for no longer than that.
-    pub(super) fn ask(
-        &self,
-        cmd: Cmd,
-        limit: Duration,
-    ) -> impl Future<Output = Result<Value, Error>> + use<> {
-        let mut socket = self.clone();
-        async move {
-            let reply = timeout(limit, socket.redis.send_packed_command(&cmd)).await;
-            let reply = reply.map_err(|_| Error::broken(None))?;
-            reply.map_err(|cause| Error::broken(Some(cause)))
-        }
+    pub(super) async fn ask(mut self, cmd: Cmd, limit: Duration) -> Result<Value, Error> {
+        let reply = timeout(limit, self.redis.send_packed_command(&cmd)).await;
+        let reply = reply.map_err(|_| Error::broken(None))?;
+        reply.map_err(|cause| Error::broken(Some(cause)))
     }
 }
 

@@ -109,8 +109,9 @@ impl Bound {
         let bound = async {
             let connection = session.connector.open().await?;
             let bind = request::bind(session.name(), session.next_epoch());
-            let reply = connection.socket.ask(bind, session.response_timeout());
-            Ok::<_, Error>((connection, read_by(reply.await, read::<(i64, String)>)?))
+            let socket = connection.socket.clone();
+            let reply = socket.ask(bind, session.response_timeout()).await;
+            Ok::<_, Error>((connection, read_by(reply, read::<(i64, String)>)?))
         };
         match bound.await {
             Ok((connection, (life, server))) => {

@@ -61,7 +61,7 @@ impl Call {
 /// Listens until it is aborted, with the node. If another connection takes the session over, it is
 /// taken back: with pauses, so two clients with one session name cannot flood the server.
 pub(crate) async fn run(session: Arc<Session>) {
-    let listening = Listening {
+    let mut listening = Listening {
         session,
         pace: Pace::default(),
         life: 0,
@@ -76,7 +76,7 @@ impl Listening {
     /// An overdue call may be answered yet, if the server only stood still. It is waited for while
     /// the next connection is opened, and until the first call there is answered: to close its
     /// connection earlier would cost our waiters their places.
-    async fn listen(mut self) {
+    async fn listen(&mut self) {
         let session = Arc::clone(&self.session);
         let (mut call, mut overdue) = (None::<Call>, None::<Call>);
         loop {
@@ -153,7 +153,7 @@ impl Listening {
         let call = request::events(session.name(), epoch, after, wait, grace);
         let sent = Instant::now();
         Call {
-            reply: connection.socket.ask(call, TIMEOUT_MAX).boxed(),
+            reply: connection.socket.clone().ask(call, TIMEOUT_MAX).boxed(),
             connection,
             epoch,
             sent,

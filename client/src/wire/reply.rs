@@ -199,32 +199,21 @@ fn read_node(node: &Value) -> Option<Member> {
     })
 }
 
-/// Where a node says that a command has to go. Such a command has not been carried out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Redirect {
-    /// Only this command: the slot is on its way, and the key has gone ahead.
-    pub(crate) only_this: bool,
-    /// No host: the one that was asked. [`NAMELESS`]: nobody has said.
-    pub(crate) host: Option<Box<str>>,
-    pub(crate) port: u16,
-}
-
-impl Redirect {
-    /// Reads `MOVED slot host:port` or `ASK slot host:port`.
-    pub(crate) fn read(text: &str) -> Option<Self> {
-        let mut words = text.split(' ');
-        let only_this = match words.next()? {
-            "MOVED" => false,
-            "ASK" => true,
-            _ => return None,
-        };
-        let (host, port) = words.nth(1)?.rsplit_once(':')?;
-        Some(Self {
-            only_this,
-            host: named(host),
-            port: port.parse().ok()?,
-        })
-    }
+/// Where a node says that a command has to go, by `MOVED slot host:port` or `ASK slot host:port`.
+/// Such a command has not been carried out.
+///
+/// Whether it is for this command only: the slot is on its way, and the key has gone ahead. Then
+/// the host; none: the one that was asked; [`NAMELESS`]: nobody has said. And the port.
+pub(crate) fn read_redirect(text: &str) -> Option<(bool, Option<&str>, u16)> {
+    let mut words = text.split(' ');
+    let only_this = match words.next()? {
+        "MOVED" => false,
+        "ASK" => true,
+        _ => return None,
+    };
+    let (host, port) = words.nth(1)?.rsplit_once(':')?;
+    let host = Some(host).filter(|host| !host.is_empty());
+    Some((only_this, host, port.parse().ok()?))
 }
 
 /// A run of slots and its nodes, as a node of the cluster tells it.
@@ -261,7 +250,6 @@ pub(crate) const SLOTS: u16 = 16_384;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::endpoint::Address;
 
     #[test]
     fn replies_are_read_by_shape() {
@@ -420,24 +408,19 @@ mod tests {
 
     #[test]
     fn a_redirect_names_a_node_or_a_port_of_the_same_host() {
-        let redirect = Redirect::read("MOVED 3999 127.0.0.1:6381").expect("a redirect");
-        assert!(!redirect.only_this);
-        let address = |host: &str, port| Address {
-            host: host.into(),
-            port,
-        };
-        let asked = address("asked", 1);
-        let to = |redirect: Redirect| asked.or_at(redirect.host, redirect.port);
-        assert_eq!(to(redirect), address("127.0.0.1", 6_381));
-        let redirect = Redirect::read("ASK 0 ::1:6381").expect("a redirect");
-        assert!(redirect.only_this);
-        assert_eq!(to(redirect), address("::1", 6_381));
-        let redirect = Redirect::read("MOVED 0 :6381").expect("a redirect");
-        assert_eq!(to(redirect), address("asked", 6_381));
-        let redirect = Redirect::read("MOVED 0 ?:6381").expect("a redirect");
-        assert_eq!(redirect.host.as_deref(), Some(NAMELESS));
+        for (text, redirect) in [
+            (
+                "MOVED 3999 127.0.0.1:6381",
+                (false, Some("127.0.0.1"), 6_381),
+            ),
+            ("ASK 0 ::1:6381", (true, Some("::1"), 6_381)),
+            ("MOVED 0 :6381", (false, None, 6_381)),
+            ("MOVED 0 ?:6381", (false, Some(NAMELESS), 6_381)),
+        ] {
+            assert_eq!(read_redirect(text), Some(redirect), "{text}");
+        }
         for text in ["MOVED", "MOVED 1", "ASK 1 a", "ASK 1 a:x", "ERR 1 a:1"] {
-            assert_eq!(Redirect::read(text), None, "{text}");
+            assert_eq!(read_redirect(text), None, "{text}");
         }
     }
 }

@@ -125,7 +125,8 @@ impl Sentinel {
             let open = self.dialer.open(&self.server, self.hears()).await?;
             let subscribe = redis::cmd("SUBSCRIBE").arg(SWITCHES).take();
             // Its user may not be allowed to.
-            let (_, told) = join(open.ask(subscribe, within), open.ask(question, within)).await;
+            let subscribe = open.clone().ask(subscribe, within);
+            let (_, told) = join(subscribe, open.clone().ask(question, within)).await;
             *locked(&self.open) = told.is_ok().then_some(open);
             answer = told;
         }
