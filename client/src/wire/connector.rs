@@ -177,11 +177,11 @@ impl Connector {
     /// it has been replaced. It goes on renewing locks that other clients may hold at the new
     /// primary by then.
     pub(crate) async fn watch_sentinels(self, grace: Duration) {
-        let every = interval(grace);
+        let (every, mut asked) = (interval(grace), Instant::now());
         loop {
             // Counted from the start of the last question: silent sentinels do not put off the
             // next.
-            let next = Instant::now().checked_add(pause(every));
+            let next = asked.checked_add(pause(every));
             // Without this pause, a sentinel that reports switches without end would make us ask
             // without end.
             sleep(PAUSE_MIN).await;
@@ -189,6 +189,7 @@ impl Connector {
                 () = sleep_until(next.unwrap_or_else(Instant::now)) => {}
                 () = self.sentinels.switched.notified() => {}
             }
+            asked = Instant::now();
             self.ask_sentinels(part(every, ANSWER_PART)).await;
         }
     }
