@@ -134,7 +134,8 @@ impl Core {
 ///
 /// Without [`lease`](Self::lease) the lock is renewed on every server for as long as its guard
 /// lives, as an ordinary [`Lock`](crate::Lock) is, and taken again where it was lost. With it the
-/// lock is taken for that long and never renewed but by [`QuorumGuard::renew`].
+/// lock is taken for that long and never renewed but by
+/// [`QuorumGuard::renew`](crate::QuorumGuard::renew).
 #[derive(Clone)]
 pub struct QuorumLock {
     pub(crate) core: Arc<Core>,
