@@ -471,7 +471,7 @@ twin! {
     /// A lock of a quorum by its name: [`crate::QuorumLock`] for programs without async.
     #[derive(Clone)]
     QuorumLock {
-        setters! { self, self.inner.terms; lease; max_hold; }
+        setters! { self, self.inner; lease; max_hold; }
 
         /// Takes the lock, trying for as long as somebody else has it.
         async fn lock(&self) -> Result<QuorumGuard, QuorumError> as twin;

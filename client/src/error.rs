@@ -31,8 +31,6 @@ pub struct Error {
     code: Code,
     detail: Cow<'static, str>,
     lease_left: Option<Duration>,
-    /// The underlying error; the text includes it.
-    cause: Option<RedisError>,
 }
 
 /// The kinds of [`Error`], for a `match`.
@@ -141,7 +139,6 @@ impl Error {
             code: Code::None,
             detail: detail.into(),
             lease_left: None,
-            cause: None,
         }
     }
 
@@ -155,8 +152,7 @@ impl Error {
 
     /// The same because of this, which the text says as well.
     pub(crate) fn because(mut self, cause: impl Into<Option<RedisError>>) -> Self {
-        self.cause = cause.into();
-        if let Some(cause) = &self.cause {
+        if let Some(cause) = cause.into() {
             self.detail = format!("{}: {cause}", self.detail).into();
         }
         self
@@ -168,9 +164,10 @@ impl Error {
             Some(Duration::ZERO) => "it is promised to a waiter".into(),
             Some(left) => format!("{} ms are left of the present lease", left.as_millis()),
         };
-        let mut error = Self::new(ErrorKind::NotAcquired, detail);
-        error.lease_left = lease_left;
-        error
+        Self {
+            lease_left,
+            ..Self::new(ErrorKind::NotAcquired, detail)
+        }
     }
 
     pub(crate) fn lost(reason: LostReason) -> Self {
@@ -185,13 +182,10 @@ impl Error {
         Self::unavailable("the session's connection is broken")
     }
 
-    /// Why a server is not asked whose connection is known to be broken, from what broke it:
-    /// nothing has been sent, so nothing is unknown.
-    pub(crate) fn unasked(self) -> Self {
-        if self.is_unknown() {
-            return Self::unavailable("its connection is broken").because(self.cause);
-        }
-        self
+    /// A question that changes nothing was not answered, so nothing is unknown; and why a server is
+    /// not asked whose connection is known to be broken.
+    pub(crate) fn broken(cause: Option<RedisError>) -> Self {
+        Self::unavailable("its connection is broken").because(cause)
     }
 
     /// One of several servers did not answer within the time that it is given.
@@ -211,8 +205,10 @@ impl Error {
 
     /// Not sent: the session is attached to another server than the commands go to just now.
     pub(crate) fn elsewhere() -> Self {
-        let detail = "the session is attached to another server";
-        Self::unavailable(detail).with_code(Code::Elsewhere)
+        Self {
+            code: Code::Elsewhere,
+            ..Self::unavailable("the session is attached to another server")
+        }
     }
 
     /// No sentinel named the primary; `errors` has the reason of each, at least one. Asking again
@@ -283,11 +279,10 @@ impl Error {
             "ERR" if details.starts_with("max number of clients") => ErrorKind::Unavailable,
             _ => kind,
         };
-        Self::new(kind, text.to_owned()).with_code(code)
-    }
-
-    fn with_code(self, code: Code) -> Self {
-        Self { code, ..self }
+        Self {
+            code,
+            ..Self::new(kind, text.to_owned())
+        }
     }
 
     pub(crate) fn code(&self) -> Code {
@@ -422,6 +417,11 @@ impl Code {
             self,
             Self::ReadOnly | Self::Moved | Self::Ask | Self::TryAgain
         )
+    }
+
+    /// Whether the session is not known to the server yet, or not in this life.
+    pub(crate) fn is_early(self) -> bool {
+        matches!(self, Self::NoSession | Self::Stale)
     }
 
     /// Whether the session is not there, or not where the command would go.
@@ -559,7 +559,7 @@ mod tests {
             error.clone().of("a:1").to_string(),
             text.replace("no", "a:1: no")
         );
-        assert_eq!(error.unasked().to_string(), text);
+        assert_eq!(error.to_string(), text);
         let wrong = redis::make_extension_error("WRONGPASS".into(), Some("no".into()));
         let error = Error::could_not_connect(wrong);
         assert_eq!(error.to_string(), "refused: WRONGPASS no");
@@ -567,10 +567,10 @@ mod tests {
 
     #[test]
     fn why_nothing_was_asked_is_what_broke_the_connection_and_never_unknown() {
-        let text = |error: Error| error.unasked().to_string();
+        let text = |error: Error| error.to_string();
         let reset = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "gone").into();
         let broken = "unavailable: its connection is broken: gone";
-        assert_eq!(text(Error::no_reply(Some(reset))), broken);
+        assert_eq!(text(Error::broken(Some(reset))), broken);
         let loading = text(reply("LOADING", "the dataset"));
         assert_eq!(loading, "unavailable: LOADING the dataset");
         let memory = text(reply("OOM", "no"));

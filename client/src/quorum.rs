@@ -11,10 +11,8 @@ mod majority; // the arithmetic
 use majority::{Answers, done, doubt, majority, refusal, validity};
 
 mod core;
-use core::{Core, Member};
-
-mod terms;
-use terms::{Round, Terms};
+pub use core::QuorumLock;
+use core::{Core, Member, Round};
 
 mod parts; // what each server has granted
 use parts::Parts;
@@ -22,8 +20,7 @@ use parts::Parts;
 mod guard;
 pub use guard::QuorumGuard;
 
-mod lock;
-pub use lock::QuorumLock;
+mod lock; // its verbs
 
 mod client;
 pub use client::{QuorumBuilder, QuorumClient};

@@ -48,6 +48,14 @@ pub(crate) fn part(whole: Duration, of: u32) -> Duration {
     whole.checked_div(of).unwrap_or_default()
 }
 
+/// A part of the grace; without a grace there is no limit.
+pub(crate) fn part_of_grace(grace: Duration, of: u32) -> Duration {
+    match part(grace, of) {
+        Duration::ZERO => Duration::MAX,
+        part => part,
+    }
+}
+
 /// Refuses a time below one millisecond or above the longest.
 pub(crate) fn within(setting: &str, time: Duration, longest: Duration) -> Result<(), String> {
     if (MILLI..=longest).contains(&time) {

@@ -1,14 +1,11 @@
 //! Where a lock is: which node serves it.
 
-mod slots;
-use slots::Slots;
-pub(crate) use slots::slot_of;
-
 mod node;
-pub(crate) use node::{Identity, Node};
+pub(crate) use node::Node;
 
 mod map;
 use map::Map;
+pub(crate) use map::slot_of;
 
 mod router;
 pub(crate) use router::{Route, Router};

@@ -16,17 +16,10 @@ mod connector;
 use connector::Connection;
 pub(crate) use connector::Connector;
 
-pub(crate) mod sentinel_watch;
-
 // A client at a server: its session, its commands, and the two connections.
-mod session;
-pub(crate) use session::{Confidence, Session};
-
-mod command;
-pub(crate) use command::{Manner, Outcome, Request, Sending, Then};
-
-mod listener;
-pub(crate) use listener::Listener;
+pub(crate) mod session;
+pub(crate) use session::{Confidence, Identity, Listener, Session};
+pub(crate) use session::{Manner, Outcome, Request, Sending, Then};
 
 pub(crate) mod listening;
 
@@ -41,6 +34,6 @@ pub(crate) mod request;
 pub(crate) use request::{Durability, Kind, Mode, Subject, WaitMode};
 
 pub(crate) mod reply;
+pub(crate) use reply::{Acquired, Event, NAMELESS, Range, SLOTS, Told, What};
 #[cfg(test)]
-pub(crate) use reply::named;
-pub(crate) use reply::{Acquired, Event, Member, NAMELESS, Range, Redirect, SLOTS, Told, What};
+pub(crate) use reply::{Member, named};

@@ -1,12 +1,15 @@
 //! The settings of a client, with their defaults and the reasons for them.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
+
+use tokio::sync::Mutex;
 
 use crate::api::Client;
 use crate::locks::{Context, Handle, Settings};
-use crate::topology::{Identity, Router};
-use crate::wire::{Connector, Dialer, Durability};
+use crate::topology::Router;
+use crate::wire::{Connector, Dialer, Durability, Identity};
 use crate::{Error, GRACE_MAX, MILLI, MILLIS_MAX, TIMEOUT_MAX, chance, part, whole_millis, within};
 
 impl Client {
@@ -437,13 +440,13 @@ impl ClientBuilder {
         };
         let context = Context::start(settings, |runtime, listener| {
             let identity = Identity {
-                session: session.into(),
+                name: session.into(),
                 grace: whole_millis(self.grace),
                 durability: self.durability,
                 listener,
                 runtime: runtime.clone(),
-                gathering: Arc::default(),
-                epochs: Arc::default(),
+                gathering: Mutex::default(),
+                epochs: AtomicU64::new(1),
             };
             Router::start(first, cluster, identity)
         });

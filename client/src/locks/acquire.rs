@@ -98,7 +98,7 @@ impl Context {
     fn request_of(self: &Arc<Self>, id: CallId, call: &Call, node: &Node) -> wire::Request {
         let target = call.request.target(call.first());
         let (lease, wait_mode) = (call.request.options.lease, call.request.wait_mode);
-        let (subject, session) = (target.subject(), &node.session.name);
+        let (subject, session) = (target.subject(), node.session.name());
         let names = call.slots.iter().map(|(name, _)| name);
         let mut cmd = request::acquire(subject, names, lease, wait_mode, session);
         if call.request.owner.is_kept() {
@@ -152,10 +152,10 @@ impl Context {
     ) -> Option<Next> {
         let call = state.call(id)?;
         let (seq, life) = match acquired {
-            Acquired::NotHeld { lease_left } => {
+            Acquired::NotHeld(lease_left) => {
                 return Some(Next::Fail(Error::not_acquired(lease_left)));
             }
-            Acquired::Granted { token } => {
+            Acquired::Granted(token) => {
                 let grant = Grant {
                     token,
                     since: sending.at,
@@ -230,7 +230,7 @@ impl Context {
                 };
                 Some(call.granted(grant, false))
             }
-            What::TimedOut { lease_left } => Some(Next::Fail(Error::not_acquired(*lease_left))),
+            What::TimedOut(lease_left) => Some(Next::Fail(Error::not_acquired(*lease_left))),
             What::Left => Some(Next::Ask(None)),
             What::Failed(error) if error.code() == Code::Moved => {
                 self.router.request_refresh();

@@ -186,7 +186,7 @@ impl Hold {
                 self.changed.notify_waiters();
             }
             What::Wanted => self.is_wanted(),
-            What::Granted | What::TimedOut { .. } | What::Left | What::Failed(_) => {}
+            What::Granted | What::TimedOut(_) | What::Left | What::Failed(_) => {}
         }
     }
 }

@@ -371,13 +371,14 @@ struct Validity {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::wire::session::tests::session;
 
     const LEASE: Duration = Duration::from_secs(1);
     const GRACE: Duration = Duration::from_secs(5);
 
     fn counts_on(sent: Instant, grace: Duration) -> CountsOn {
         CountsOn {
-            session: Session::new("client".into(), grace, None, Arc::default()),
+            session: session(grace),
             confidence: Confidence::new(1, sent, grace),
         }
     }

@@ -13,7 +13,7 @@ use crate::locks::{Context, CountsOn, Hold};
 use crate::time::Lease;
 use crate::wire::reply::{read_by, read_renewed};
 use crate::wire::{Manner, Outcome, Request, request};
-use crate::{Backoff, metrics, task};
+use crate::{Backoff, metrics};
 
 /// The purpose of a renewal. It matters only with [`Acknowledger`]; without one, `Hold` and `Lease`
 /// are the same.
@@ -100,7 +100,7 @@ fn start(
     let wanted = hold.wanted.asks();
     let (target, session) = (&hold.target, &node.session);
     let (subject, is_wanted) = (target.subject(), wanted.is_some());
-    let cmd = request::renew(subject, length, hold.token, &session.name, is_wanted);
+    let cmd = request::renew(subject, length, hold.token, session.name(), is_wanted);
     let mut renewing = Renewing {
         context: Arc::downgrade(context),
         hold: Arc::clone(hold),
@@ -132,13 +132,11 @@ fn start(
             confidence,
         },
     ));
-    let answer = acknowledger.renew(cmd);
-    context.background.runtime.spawn(task(async move {
-        match answer.await {
-            Ok((is_held, by_enough)) => renewing.told(Ok(is_held), sent, Some(by_enough)),
-            Err(error) => renewing.told(Err(error), sent, None),
-        }
-    }));
+    let then = Box::new(move |answer| match answer {
+        Ok((is_held, by_enough)) => renewing.told(Ok(is_held), sent, Some(by_enough)),
+        Err(error) => renewing.told(Err(error), sent, None),
+    });
+    acknowledger.renew(cmd, then);
 }
 
 /// A renewal that is under way.

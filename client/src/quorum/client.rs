@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use tokio::runtime::Handle;
 
 use crate::api::{Client, ClientBuilder};
-use crate::quorum::{Core, Member, QuorumError, QuorumLock, Terms, majority};
+use crate::quorum::{Core, Member, QuorumError, QuorumLock, majority};
 use crate::wire::Connector;
 use crate::{Background, ErrorKind, MILLIS_MAX, within};
 
@@ -92,13 +92,12 @@ impl QuorumClient {
     /// # }
     /// ```
     pub fn lock(&self, name: impl AsRef<[u8]>) -> QuorumLock {
-        let terms = Terms {
+        QuorumLock {
             core: Arc::clone(&self.core),
             name: name.as_ref().into(),
             lease: None,
             max_hold: None,
-        };
-        QuorumLock { terms }
+        }
     }
 
     /// Ends pending calls and waits until the servers have confirmed all releases: see

@@ -1,15 +1,15 @@
-//! The servers of a quorum, and questions to all of them.
+//! The servers of a quorum, questions to them, and a named lock there.
 
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::timeout;
 
-use crate::api::Client;
+use crate::api::{Client, Guard};
 use crate::quorum::{Answers, QuorumError, done, doubt, refusal};
 use crate::{Background, Error, ErrorKind};
 
@@ -117,3 +117,48 @@ impl Core {
         }
     }
 }
+
+/// A lock by its name on every server of a quorum, made by
+/// [`QuorumClient::lock`](crate::QuorumClient::lock). Cheap to clone; nothing is taken until one of
+/// its verbs is called.
+///
+/// A try asks all servers at once and takes what is free, never waiting in a server's queue: two
+/// clients that each held a part and waited for the other's part would wait for ever. If no
+/// majority has granted it, the client releases all grants and tries again after a random pause of
+/// at most 200 ms. So waiters have no order: the first one to try after a release gets the lock.
+///
+/// Every call is a separate owner: there is no re-entrance and no [`Scope`](crate::Scope), and two
+/// tasks that take two locks in opposite orders wait for each other until a timeout.
+///
+/// # Lease
+///
+/// Without [`lease`](Self::lease) the lock is renewed on every server for as long as its guard
+/// lives, as an ordinary [`Lock`](crate::Lock) is, and taken again where it was lost. With it the
+/// lock is taken for that long and never renewed but by
+/// [`QuorumGuard::renew`](crate::QuorumGuard::renew).
+#[derive(Clone)]
+pub struct QuorumLock {
+    pub(crate) core: Arc<Core>,
+    pub(crate) name: Arc<[u8]>,
+    pub(crate) lease: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl QuorumLock {
+    /// Takes the lock on one server, if it answers in time.
+    pub(crate) async fn take(
+        self,
+        member: Arc<Member>,
+        max_hold: Option<Duration>,
+    ) -> Result<Guard, Error> {
+        let mut lock = member.client()?.lock(&*self.name);
+        lock.options.lease = self.lease;
+        lock.options.max_hold = max_hold;
+        // `in_time` drops the call when its time is up: a grant that comes later is released.
+        self.core.in_time(lock.try_lock()).await
+    }
+}
+
+/// The pending requests for the lock, each with its server's number. Dropping them releases any
+/// grants that still arrive.
+pub(crate) type Round = FuturesUnordered<BoxFuture<'static, (usize, Result<Guard, Error>)>>;

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 
 use crate::api::Guard;
 use crate::locks::lost;
-use crate::quorum::{Parts, QuorumError, Round, Terms};
+use crate::quorum::{Parts, QuorumError, QuorumLock, Round};
 use crate::{ErrorKind, locked, task};
 
 /// A lock that is held on a majority of servers; made by
@@ -38,7 +38,7 @@ use crate::{ErrorKind, locked, task};
 /// Like any guard it cannot stop a write that is under way: see [`tokens`](Self::tokens).
 #[must_use = "dropped, as by `let _ =`, it gives the lock back at once: give it a name"]
 pub struct QuorumGuard {
-    terms: Terms,
+    lock: QuorumLock,
     parts: Arc<Mutex<Parts>>,
     /// The keeper task.
     tasks: JoinSet<()>,
@@ -47,21 +47,17 @@ pub struct QuorumGuard {
 impl QuorumGuard {
     /// `round` has the servers that have not answered yet.
     pub(crate) fn new(parts: Parts, round: Round) -> Self {
-        let terms = parts.terms.clone();
+        let lock = parts.lock.clone();
         let parts = Arc::new(Mutex::new(parts));
-        let keeping = keep(Arc::clone(&parts), terms.lease.is_none(), round);
+        let keeping = keep(Arc::clone(&parts), lock.lease.is_none(), round);
         let mut tasks = JoinSet::new();
-        tasks.spawn_on(task(keeping), &terms.core.background.runtime);
-        Self {
-            terms,
-            parts,
-            tasks,
-        }
+        tasks.spawn_on(task(keeping), &lock.core.background.runtime);
+        Self { lock, parts, tasks }
     }
 
     /// The lock's name.
     pub fn name(&self) -> &[u8] {
-        &self.terms.name
+        &self.lock.name
     }
 
     /// The fencing tokens: each server that granted the lock, by its address, with the token of its
@@ -100,7 +96,7 @@ impl QuorumGuard {
     /// Whether the lock is lost, or may be: see [above](Self#what-it-promises). Once true it stays
     /// true.
     pub fn is_lost(&self) -> bool {
-        locked(&self.parts).lost().is_some()
+        locked(&self.parts).still_held().is_err()
     }
 
     /// Ends when the lock is lost, with every server's reason. Never ends while it is held.
@@ -178,7 +174,7 @@ impl QuorumGuard {
     /// # }
     /// ```
     pub async fn wanted(&self) -> Result<(), QuorumError> {
-        let mut refused = vec![None; self.terms.core.members.len()];
+        let mut refused = vec![None; self.lock.core.members.len()];
         loop {
             let mut listening = {
                 let mut parts = locked(&self.parts);
@@ -186,7 +182,7 @@ impl QuorumGuard {
                 parts.listen(&refused)
             };
             let Some((server, told)) = listening.next().await else {
-                let (core, what) = (&self.terms.core, "could be asked to tell");
+                let (core, what) = (&self.lock.core, "could be asked to tell");
                 return Err(core.error(ErrorKind::Refused, what, refused));
             };
             match told {
@@ -237,10 +233,10 @@ impl QuorumGuard {
     /// # }
     /// ```
     pub async fn renew(&self) -> Result<(), QuorumError> {
-        let (core, parts) = (&self.terms.core, &self.parts);
+        let (core, parts) = (&self.lock.core, &self.parts);
         let mut round = Round::new();
         // One that was given no lease is taken again by itself.
-        if self.terms.lease.is_some() {
+        if self.lock.lease.is_some() {
             locked(parts).take_again(&mut round);
         }
         let renew = async |guard: Option<Arc<Guard>>| {
@@ -295,14 +291,14 @@ impl QuorumGuard {
         while let Some((server, answer)) = releases.next().await {
             confirmed = confirmed.saturating_add(answer.is_ok().into());
             // The others have been told too; their answers change nothing.
-            if confirmed >= self.terms.core.need {
+            if confirmed >= self.lock.core.need {
                 return Ok(());
             }
             if let Some(place) = answers.get_mut(server) {
                 *place = answer.err();
             }
         }
-        let core = &self.terms.core;
+        let core = &self.lock.core;
         core.confirmed("have confirmed the release", answers)
     }
 }
@@ -317,7 +313,7 @@ impl Drop for QuorumGuard {
         // The task's requests in flight are released when it has ended, and shutdown() waits for
         // that.
         let ended = async move { tasks.shutdown().await };
-        self.terms.core.background.spawn(ended);
+        self.lock.core.background.spawn(ended);
     }
 }
 
@@ -337,7 +333,7 @@ impl fmt::Debug for QuorumGuard {
 /// them is lost.
 async fn until_lost(parts: &Mutex<Parts>) -> QuorumError {
     loop {
-        if let Some(lost) = locked(parts).lost() {
+        if let Err(lost) = locked(parts).still_held() {
             return lost;
         }
         // Not the guards: a clone of a guard would delay its release when it is lost.
@@ -355,7 +351,10 @@ async fn keep(parts: Arc<Mutex<Parts>>, is_renewed: bool, mut round: Round) {
         tokio::select! {
             _ = &mut lost => return,
             Some((server, answer)) = round.next() => locked(&parts).join_late(server, answer),
-            () = sleep(RETAKE_EVERY), if is_renewed => locked(&parts).take_again(&mut round),
+            // No server is asked again while one has yet to answer.
+            () = sleep(RETAKE_EVERY), if is_renewed && round.is_empty() => {
+                locked(&parts).take_again(&mut round);
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A named lock of a quorum, and one try to get a majority.
+//! The verbs of a named lock of a quorum, and one try to get a majority.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,38 +7,16 @@ use futures_util::stream::StreamExt;
 use tokio::time::{Instant, sleep};
 
 use crate::api::setters;
-use crate::quorum::{Parts, QuorumError, QuorumGuard, Round, Terms};
+use crate::quorum::{Parts, QuorumError, QuorumGuard, QuorumLock, Round};
 use crate::{Backoff, ErrorKind};
-
-/// A lock by its name on every server of a quorum, made by
-/// [`QuorumClient::lock`](crate::QuorumClient::lock). Cheap to clone; nothing is taken until one of
-/// its verbs is called.
-///
-/// A try asks all servers at once and takes what is free, never waiting in a server's queue: two
-/// clients that each held a part and waited for the other's part would wait for ever. If no
-/// majority has granted it, the client releases all grants and tries again after a random pause of
-/// at most 200 ms. So waiters have no order: the first one to try after a release gets the lock.
-///
-/// Every call is a separate owner: there is no re-entrance and no [`Scope`](crate::Scope), and two
-/// tasks that take two locks in opposite orders wait for each other until a timeout.
-///
-/// # Lease
-///
-/// Without [`lease`](Self::lease) the lock is renewed on every server for as long as its guard
-/// lives, as an ordinary [`Lock`](crate::Lock) is, and taken again where it was lost. With it the
-/// lock is taken for that long and never renewed but by [`QuorumGuard::renew`].
-#[derive(Clone)]
-pub struct QuorumLock {
-    pub(crate) terms: Terms,
-}
 
 impl QuorumLock {
     /// The name: the key under which the servers keep the lock.
     pub fn name(&self) -> &[u8] {
-        &self.terms.name
+        &self.name
     }
 
-    setters! { self, self.terms;
+    setters! { self, self;
         /// Much longer than a server may take to [answer](crate::QuorumBuilder::server_timeout).
         ///
         /// # Examples
@@ -171,11 +149,11 @@ impl QuorumLock {
                 _ => return tried,
             };
             // For how long too few servers may answer before the call fails.
-            let unasked_max = self.terms.core.response_timeout;
+            let unasked_max = self.core.response_timeout;
             let unasked = unasked_since.is_some_and(|since| since.elapsed() >= unasked_max);
             let now = Instant::now();
             let left = deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(now));
-            if unasked || left.is_zero() || self.terms.core.background.closing.is_cancelled() {
+            if unasked || left.is_zero() || self.core.background.closing.is_cancelled() {
                 return tried;
             }
             // Random, because two clients that took half of the servers each would otherwise do so
@@ -189,8 +167,8 @@ impl QuorumLock {
     /// Every grant is in a guard, and every request in flight in a pending call of `try_lock`: if
     /// this future is dropped, both release their holds.
     async fn try_once(&self) -> Result<QuorumGuard, QuorumError> {
-        let longest = self.terms.max_hold.or(self.terms.core.max_hold);
-        let mut parts = Parts::new(&self.terms, longest);
+        let longest = self.max_hold.or(self.core.max_hold);
+        let mut parts = Parts::new(self, longest);
         let mut round = Round::new();
         parts.ask_missing(longest, &mut round);
         while let Some((server, answer)) = round.next().await {
@@ -200,7 +178,7 @@ impl QuorumLock {
             }
             // Without hope of a majority our grants only block other clients. The remaining answers
             // are still awaited, because the error names each of them.
-            if parts.kept().saturating_add(round.len()) < self.terms.core.need {
+            if parts.kept().saturating_add(round.len()) < self.core.need {
                 parts.give_back();
             }
         }
@@ -211,8 +189,8 @@ impl QuorumLock {
 impl fmt::Debug for QuorumLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QuorumLock")
-            .field("name", &String::from_utf8_lossy(&self.terms.name))
-            .field("lease", &self.terms.lease)
+            .field("name", &String::from_utf8_lossy(&self.name))
+            .field("lease", &self.lease)
             .finish_non_exhaustive()
     }
 }

@@ -8,12 +8,12 @@ use tokio::time::Instant;
 
 use crate::LostReason::{Broken, Deleted, MaxHold};
 use crate::api::Guard;
-use crate::quorum::{Answers, Member, QuorumError, Round, Terms, refusal, validity};
+use crate::quorum::{Answers, Member, QuorumError, QuorumLock, Round, refusal, validity};
 use crate::{Error, ErrorKind, TIMEOUT_MAX};
 
 /// The lock on all servers, in the order in which they were named.
 pub(crate) struct Parts {
-    pub(crate) terms: Terms,
+    pub(crate) lock: QuorumLock,
     /// When the longest hold ends; `None` without a limit.
     cap: Option<Instant>,
     servers: Vec<Part>,
@@ -23,45 +23,40 @@ pub(crate) struct Parts {
 /// The lock on one server.
 struct Part {
     member: Arc<Member>,
-    guard: Option<Arc<Guard>>,
-    /// Why the server granted nothing, or why its grant was released. `None` without a guard: the
-    /// grant was released because the other grants were too few.
-    why_not: Option<Error>,
+    /// Or why the server granted nothing, or why its grant was released. `None`: the grant was
+    /// released because the other grants were too few.
+    held: Result<Arc<Guard>, Option<Error>>,
     /// The token of the first grant.
     token: Option<u64>,
-    /// Whether the server has yet to answer the last request.
-    is_asked: bool,
 }
 
 impl Part {
     /// Why the part does not count; `None` if it does.
     fn trouble(&self) -> Option<Error> {
-        match &self.guard {
-            Some(guard) => guard.still_held().err(),
-            None => self.why_not.clone(),
+        match &self.held {
+            Ok(guard) => guard.still_held().err(),
+            Err(why_not) => why_not.clone(),
         }
     }
 
     fn live(&self) -> Option<&Arc<Guard>> {
-        self.guard.as_ref().filter(|guard| !guard.is_lost())
+        self.held.as_ref().ok().filter(|guard| !guard.is_lost())
     }
 
     fn valid_for(&self) -> Duration {
-        let guard = self.guard.as_ref();
+        let guard = self.held.as_ref().ok();
         guard.map_or(Duration::ZERO, |guard| guard.valid_for())
     }
 
     /// Releases a hold that is lost by our clock: the server may still keep it.
     fn let_go(&mut self) {
-        if let Some(guard) = self.guard.take() {
-            self.why_not = guard.still_held().err();
-        }
+        self.held = Err(self.trouble());
     }
 
     /// Whether the lock may be taken again here: not if an operator or the longest hold has ended
     /// it.
     fn is_missing(&self) -> bool {
-        let Some(held) = &self.guard else { return true };
+        let Ok(held) = &self.held else { return true };
         let ended = |reason| matches!(reason, Broken | Deleted | MaxHold);
         held.lost_already().is_some_and(|reason| !ended(reason))
     }
@@ -69,34 +64,30 @@ impl Part {
 
 impl Parts {
     /// No server has answered yet.
-    pub(crate) fn new(terms: &Terms, max_hold: Option<Duration>) -> Self {
+    pub(crate) fn new(lock: &QuorumLock, max_hold: Option<Duration>) -> Self {
         let now = Instant::now();
         let part = |member| Part {
             member: Arc::clone(member),
-            guard: None,
-            why_not: Some(Error::too_slow(terms.core.server_timeout)),
+            held: Err(Some(Error::too_slow(lock.core.server_timeout))),
             token: None,
-            is_asked: false,
         };
         Self {
-            terms: terms.clone(),
+            lock: lock.clone(),
             // A limit whose end cannot be represented is shortened, so that taking it again keeps
             // the same end.
             cap: max_hold.and_then(|longest| now.checked_add(longest.min(TIMEOUT_MAX))),
-            servers: terms.core.members.iter().map(part).collect(),
+            servers: lock.core.members.iter().map(part).collect(),
             lost: None,
         }
     }
 
-    /// Asks the servers where nothing is held, unless they are being asked.
+    /// Asks the servers where nothing is held.
     pub(crate) fn ask_missing(&mut self, max_hold: Option<Duration>, round: &mut Round) {
         let parts = self.servers.iter_mut().enumerate();
         for (server, part) in parts.filter(|(_, part)| part.is_missing()) {
             part.let_go();
-            // A renewal by hand asks in any case: it may have been given up while it waited.
-            if !std::mem::replace(&mut part.is_asked, true) || self.terms.lease.is_some() {
-                round.push(self.terms.take(server, &part.member, max_hold));
-            }
+            let answer = self.lock.clone().take(Arc::clone(&part.member), max_hold);
+            round.push(Box::pin(async move { (server, answer.await) }));
         }
     }
 
@@ -106,7 +97,7 @@ impl Parts {
     pub(crate) fn take_again(&mut self, round: &mut Round) {
         let now = Instant::now();
         let left = self.cap.map(|cap| cap.saturating_duration_since(now));
-        if self.lost().is_none() && left != Some(Duration::ZERO) {
+        if self.still_held().is_ok() && left != Some(Duration::ZERO) {
             self.ask_missing(left, round);
         }
     }
@@ -116,7 +107,7 @@ impl Parts {
     pub(crate) fn join_late(&mut self, server: usize, answer: Result<Guard, Error>) {
         // Check this first: the late grant may complete a majority again, but there was none in
         // between, and another client may have had one.
-        if self.lost().is_none() {
+        if self.still_held().is_ok() {
             self.join(server, answer);
         }
     }
@@ -126,14 +117,12 @@ impl Parts {
         let answer = answer.and_then(|guard| self.only_vote(guard));
         let part = self.servers.get_mut(server);
         let Some(part) = part else { return };
-        part.is_asked = false;
         match answer {
             Ok(guard) if part.live().is_none() => {
                 part.token.get_or_insert(guard.token());
-                part.guard = Some(Arc::new(guard));
-                part.why_not = None;
+                part.held = Ok(Arc::new(guard));
             }
-            Err(error) if part.guard.is_none() => part.why_not = Some(error),
+            Err(error) if part.held.is_err() => part.held = Err(Some(error)),
             _ => {}
         }
     }
@@ -155,7 +144,7 @@ impl Parts {
     /// How long it may still be called held; zero once lost.
     pub(crate) fn valid_for(&self) -> Duration {
         let left = self.servers.iter().map(Part::valid_for);
-        validity(left, self.terms.core.need)
+        validity(left, self.lock.core.need)
     }
 
     /// Whether the grants of a try make a majority.
@@ -164,7 +153,7 @@ impl Parts {
     /// larger token. So the guard must not show our token of that server.
     pub(crate) fn are_majority(&mut self) -> bool {
         let left: Vec<_> = self.servers.iter().map(Part::valid_for).collect();
-        if validity(left.iter().copied(), self.terms.core.need).is_zero() {
+        if validity(left.iter().copied(), self.lock.core.need).is_zero() {
             return false;
         }
         for (part, left) in self.servers.iter_mut().zip(left) {
@@ -178,13 +167,13 @@ impl Parts {
 
     /// How many guards are kept; some may have ended.
     pub(crate) fn kept(&self) -> usize {
-        self.servers.iter().flat_map(|part| &part.guard).count()
+        self.servers.iter().flat_map(|part| &part.held).count()
     }
 
     /// Gives back all that is held.
     pub(crate) fn give_back(&mut self) {
-        for part in &mut self.servers {
-            part.guard = None;
+        for part in self.servers.iter_mut().filter(|part| part.held.is_ok()) {
+            part.held = Err(None);
         }
     }
 
@@ -194,29 +183,25 @@ impl Parts {
             let detail = "too slow, its answer came when the lease had ended";
             Error::new(ErrorKind::Unknown, detail)
         };
-        let answer = |part: &Part| match &part.guard {
+        let answer = |part: &Part| match &part.held {
             // Enough have granted it, but too late.
-            Some(guard) => guard.is_lost().then(too_late),
-            None => part.why_not.clone(),
+            Ok(guard) => guard.is_lost().then(too_late),
+            Err(why_not) => why_not.clone(),
         };
         let answers: Answers = self.servers.iter().map(answer).collect();
-        let kind = refusal(&answers, self.terms.core.need);
-        self.terms.core.error(kind, "granted it", answers)
+        let kind = refusal(&answers, self.lock.core.need);
+        self.lock.core.error(kind, "granted it", answers)
     }
 
     /// Why the lock is lost, if it is. Once lost it stays lost, and its remaining holds are
     /// released.
-    pub(crate) fn lost(&mut self) -> Option<QuorumError> {
-        if self.lost.is_none() && self.live().flatten().count() < self.terms.core.need {
-            let core = &self.terms.core;
+    pub(crate) fn still_held(&mut self) -> Result<(), QuorumError> {
+        if self.lost.is_none() && self.live().flatten().count() < self.lock.core.need {
+            let core = &self.lock.core;
             self.lost = Some(core.error(ErrorKind::Lost, "still held it", self.troubles()));
             self.give_back();
         }
-        self.lost.clone()
-    }
-
-    pub(crate) fn still_held(&mut self) -> Result<(), QuorumError> {
-        self.lost().map_or(Ok(()), Err)
+        self.lost.clone().map_or(Ok(()), Err)
     }
 
     /// Each server's guard, if it still counts.
@@ -269,10 +254,12 @@ impl Parts {
     pub(crate) fn take(&mut self) -> Result<Vec<(usize, Guard)>, QuorumError> {
         self.still_held()?;
         let parts = self.servers.iter_mut().enumerate();
-        let guards = parts.filter_map(|(server, part)| {
+        let held = parts.filter(|(_, part)| part.held.is_ok());
+        let guards = held.filter_map(|(server, part)| {
             // Only renew() and wanted() clone a guard, and they borrow the quorum guard that ends
             // here. So there is no other clone.
-            Some((server, Arc::into_inner(part.guard.take()?)?))
+            let held = std::mem::replace(&mut part.held, Err(None));
+            Some((server, Arc::into_inner(held.ok()?)?))
         });
         Ok(guards.collect())
     }

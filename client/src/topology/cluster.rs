@@ -8,10 +8,11 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{sleep, timeout};
 
-use crate::topology::map::{Id, Map, NO_ID};
+use crate::chance::random;
+use crate::topology::map::{Id, Map};
 use crate::topology::{Node, Route, Router, slot_of};
-use crate::wire::reply::read_slots;
-use crate::wire::{Address, Connector, NAMELESS, Range, Redirect, request};
+use crate::wire::reply::{read_redirect, read_slots};
+use crate::wire::{Address, Connector, NAMELESS, Range, request};
 use crate::{Backoff, Error, locked};
 
 /// Receives the slots that have moved.
@@ -25,7 +26,7 @@ impl Router {
     pub(super) async fn cluster_tried(&self) -> Result<(), Error> {
         loop {
             self.refresh().await?;
-            let ids = locked(&self.map).slots.ids();
+            let ids = locked(&self.map).serving();
             let (mut tried, mut is_retired) = (Err(Error::no_cluster()), false);
             for id in ids {
                 let node = self.node(&mut locked(&self.map), &id);
@@ -47,11 +48,9 @@ impl Router {
     /// command.
     pub(super) fn home_in_cluster(&self, name: &[u8]) -> Arc<Node> {
         let mut map = locked(&self.map);
-        let home = map.slots.get(slot_of(name)).cloned();
-        let somebody = || map.nodes.keys().next().cloned();
-        let first = || Id::from("");
-        let id = home.or_else(somebody).unwrap_or_else(first);
-        self.node(&mut map, &id)
+        let home = map.slots.get(&slot_of(name));
+        let id = home.or_else(|| map.nodes.keys().next()).cloned();
+        self.node(&mut map, &id.unwrap_or_else(|| Id::from("")))
     }
 
     fn node(&self, map: &mut Map, id: &Id) -> Arc<Node> {
@@ -62,21 +61,18 @@ impl Router {
             let address = addresses.get(id).and_then(|known| known.first());
             let connector = address.map(|address| self.first.other(address));
             let connector = connector.unwrap_or_else(|| self.first.clone());
-            let told = Some(Arc::clone(id)).filter(|id| !id.is_empty() && !id.starts_with(NO_ID));
+            let told = Some(Arc::clone(id)).filter(|id| !id.is_empty());
             Node::start(connector, told, &self.identity)
         };
         Arc::clone(nodes.entry(Arc::clone(id)).or_insert_with(start))
     }
 
-    pub(super) fn follow(&self, redirect: &Redirect) -> Option<Route> {
+    pub(super) fn follow(&self, redirect: &str) -> Option<Route> {
+        let (asking, host, port) = read_redirect(redirect)?;
         let mut map = locked(&self.map);
-        let named = redirect.host.as_deref().filter(|host| *host != NAMELESS);
-        let id = map.at(named, redirect.port)?;
+        let id = map.at(host.filter(|host| *host != NAMELESS), port)?;
         let node = self.node(&mut map, &id);
-        Some(Route {
-            node,
-            asking: redirect.only_this,
-        })
+        Some(Route { node, asking })
     }
 
     /// Reads the map: see [`Map::learn`].
@@ -104,12 +100,11 @@ impl Router {
     }
 
     fn whom_to_ask(&self) -> Vec<Connector> {
-        let mut map = locked(&self.map);
+        let map = locked(&self.map);
         let firsts = map.addresses.values().filter_map(|known| known.first());
         let mut whom: Vec<_> = firsts.map(|known| self.first.other(known)).collect();
-        let first = map.turn.checked_rem(whom.len()).unwrap_or_default();
-        whom.rotate_left(first);
-        map.turn = map.turn.wrapping_add(1);
+        // One node does not get all questions.
+        whom.sort_by_cached_key(|_| random());
         whom.extend(std::iter::once(&self.first).chain(&self.seeds).cloned());
         whom
     }

@@ -1,23 +1,22 @@
 //! The known state of a cluster: which node serves which slot, and where each node is. The id
-//! identifies a node, not the address by which it is reached.
+//! identifies a node, not the address by which it is reached. Also which slot a name is in.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::topology::{Node, Slots};
-use crate::wire::{Address, Member, Range};
+use crate::topology::Node;
+use crate::wire::{Address, Range, SLOTS};
 
 /// A node's id.
 pub(super) type Id = Arc<str>;
 
 #[derive(Default)]
 pub(super) struct Map {
-    pub(super) slots: Slots,
+    /// Which node serves each slot, as far as somebody has told.
+    pub(super) slots: BTreeMap<u16, Id>,
     /// The addresses of each node; the first is the one that the node prefers.
     pub(super) addresses: BTreeMap<Id, Vec<Address>>,
     pub(super) nodes: BTreeMap<Id, Arc<Node>>,
-    /// Which node to ask first, so that one node does not get all questions.
-    pub(super) turn: usize,
 }
 
 impl Map {
@@ -28,13 +27,16 @@ impl Map {
             let hosts = std::iter::once(member.host.clone());
             let hosts = hosts.chain(member.other_hosts.iter().cloned().map(Some));
             let addresses = hosts.map(|host| asked.or_at(host, member.port)).collect();
-            self.addresses.insert(id_of(member, asked), addresses);
+            self.addresses.insert(Id::from(&*member.id), addresses);
         }
         let mut moved = BTreeSet::new();
         for range in ranges {
             if let Some(primary) = range.nodes.first() {
-                let id = id_of(primary, asked);
-                moved.extend((range.first..=range.last).filter(|slot| self.slots.set(*slot, &id)));
+                let id = Id::from(&*primary.id);
+                moved.extend((range.first..=range.last).filter(|slot| {
+                    let before = self.slots.insert(*slot, Arc::clone(&id));
+                    before.is_some_and(|before| before != id)
+                }));
             }
         }
         let before = self.nodes.len();
@@ -43,17 +45,27 @@ impl Map {
         is_news.then_some(moved)
     }
 
+    /// All nodes that serve any slot.
+    pub(super) fn serving(&self) -> BTreeSet<Id> {
+        // One slot of each run is enough: runs are thousands of slots long.
+        let mut runs: Vec<_> = self.slots.values().collect();
+        runs.dedup();
+        runs.into_iter().cloned().collect()
+    }
+
     /// Leaves the nodes that serve nothing any more, or are at another address by now.
     fn retire(&mut self, moved: &mut BTreeSet<u16>) {
-        let serving = self.slots.ids();
+        let serving = self.serving();
         let (addresses, slots) = (&mut self.addresses, &self.slots);
         addresses.retain(|id, _| serving.contains(id));
         self.nodes.retain(|id, node| {
             let known = addresses.get(id);
-            let stays = known.is_some_and(|known| known.contains(&node.address));
+            let stays =
+                known.is_some_and(|known| known.contains(&node.session.connector.address()));
             if !stays {
                 node.session.retire();
-                moved.extend(slots.of(id));
+                let served = slots.iter().filter(|(_, by)| *by == id);
+                moved.extend(served.map(|(slot, _)| *slot));
             }
             stays
         });
@@ -75,28 +87,34 @@ impl Map {
     }
 }
 
-fn id_of(member: &Member, asked: &Address) -> Id {
-    let at = || {
-        let address = asked.or_at(member.host.clone(), member.port);
-        format!("{NO_ID}{}:{}", address.host, address.port).into()
+/// The slot of a name, or of the part between its first `{` and the next `}` if that is not empty,
+/// so that names can be kept together.
+pub(crate) fn slot_of(name: &[u8]) -> u16 {
+    let tag = || {
+        let from = name.splitn(2, |byte| *byte == b'{').nth(1)?;
+        let end = from.iter().position(|byte| *byte == b'}')?;
+        from.get(..end).filter(|tag| !tag.is_empty())
     };
-    member.id.as_deref().map_or_else(at, Arc::from)
+    crc16(tag().unwrap_or(name)) % SLOTS
 }
 
-/// The id of a node that told none begins with this; its address follows.
-pub(super) const NO_ID: &str = "at ";
+/// The checksum by which clusters tell slots: CRC-16 with the polynomial 0x1021 (XMODEM).
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            let carry = crc & 0x8000 != 0;
+            (crc << 1) ^ if carry { 0x1021 } else { 0 }
+        })
+    })
+}
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Weak;
     use std::time::Duration;
 
-    use tokio::runtime::Handle;
-
     use super::*;
-    use crate::locks::Context;
-    use crate::topology::Identity;
-    use crate::wire::{Connector, Dialer, named};
+    use crate::wire::session::tests::identity;
+    use crate::wire::{Connector, Dialer, Member, named};
 
     fn address(host: &str) -> Address {
         let host = host.into();
@@ -110,7 +128,7 @@ mod tests {
                 first: slot,
                 last: slot,
                 nodes: vec![Member {
-                    id: named(id),
+                    id: (*id).into(),
                     host: named(host),
                     port: 1,
                     other_hosts: other_hosts.iter().map(|host| Box::from(*host)).collect(),
@@ -123,18 +141,21 @@ mod tests {
         let second = Duration::from_secs(1);
         let connector = Connector::new("redis://127.0.0.1", &[], &Dialer::within(second));
         let connector = connector.expect("it can be read");
-        let identity = Identity {
-            session: "client".into(),
-            grace: second,
-            durability: None,
-            listener: Weak::<Context>::new(),
-            runtime: Handle::current(),
-            gathering: Arc::default(),
-            epochs: Arc::default(),
-        };
-        let node = Node::start(connector.other(&address(host)), None, &identity);
+        let node = Node::start(connector.other(&address(host)), None, &identity(second));
         map.nodes.insert(id.into(), Arc::clone(&node));
         node
+    }
+
+    #[test]
+    fn the_slot_is_that_of_the_tag_if_there_is_one() {
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+        assert_eq!(slot_of(b"foo"), 12_182);
+        assert_eq!(slot_of(b"{foo}bar"), slot_of(b"foo"));
+        assert_eq!(slot_of(b"a{foo}{bar}"), slot_of(b"foo"));
+        assert_eq!(slot_of(b"a{{foo}}"), slot_of(b"{foo"));
+        for whole in [&b"{}foo"[..], b"foo{", b"}foo{", b""] {
+            assert_eq!(slot_of(whole), crc16(whole) % SLOTS, "{whole:?}");
+        }
     }
 
     #[tokio::test]
@@ -158,6 +179,18 @@ mod tests {
         let moved = learn(&mut map, &[("x", "b", &[]), ("y", "a", &[])]);
         assert_eq!(moved, Some(BTreeSet::from([0, 1])));
         assert!(map.nodes.is_empty());
+    }
+
+    #[test]
+    fn what_was_told_stands_and_a_change_is_noticed() {
+        let mut map = Map::default();
+        assert_eq!(learn(&mut map, &[("x", "a", &[])]), None, "nobody had it");
+        assert_eq!(learn(&mut map, &[("x", "a", &[])]), None);
+        let moved = learn(&mut map, &[("y", "b", &[])]);
+        assert_eq!(moved, Some(BTreeSet::from([0])));
+        let both: &[(&str, &str, &[&str])] = &[("y", "b", &[]), ("z", "c", &[])];
+        assert_eq!(learn(&mut map, both), None);
+        assert_eq!(map.serving(), BTreeSet::from(["y", "z"].map(Id::from)));
     }
 
     #[test]

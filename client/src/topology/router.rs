@@ -7,8 +7,8 @@ use tokio::sync::{MutexGuard, Notify};
 
 use crate::error::Error;
 use crate::locked;
-use crate::topology::{Identity, Map, Node, slot_of};
-use crate::wire::{Connector, Redirect, Session};
+use crate::topology::{Map, Node, slot_of};
+use crate::wire::{Connector, Identity, Session};
 
 /// The servers of a client: one, or the nodes of a cluster.
 pub(crate) struct Router {
@@ -19,7 +19,7 @@ pub(crate) struct Router {
     /// Tells how to connect to any node, and is asked like the other seeds.
     pub(super) first: Connector,
     pub(super) seeds: Vec<Connector>,
-    pub(super) identity: Identity,
+    pub(super) identity: Arc<Identity>,
     pub(super) map: Mutex<Map>,
     /// Wakes the task that reads the map.
     pub(super) stale: Notify,
@@ -40,6 +40,7 @@ impl Router {
         cluster: Option<Vec<Connector>>,
         identity: Identity,
     ) -> Self {
+        let identity = Arc::new(identity);
         let only = || Node::start(first.clone(), None, &identity);
         Self {
             response_timeout: first.dialer.response_timeout,
@@ -126,8 +127,8 @@ impl Router {
         if !self.are_several() {
             return None;
         }
-        let redirect = error.redirect().and_then(Redirect::read);
-        let there = redirect.as_ref().and_then(|redirect| self.follow(redirect));
+        let redirect = error.redirect();
+        let there = redirect.and_then(|redirect| self.follow(redirect));
         let is_known = there.as_ref().is_some_and(|route| route.asking);
         if !is_known && (redirect.is_some() || error.is_unanswered()) {
             self.request_refresh();

@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use redis::aio::SendError;
 use redis::{Cmd, ConnectionInfo, PushInfo, Value};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::backoff::part_of;
+use crate::chance::random;
 use crate::error::{Code, Error};
+use crate::time::part_of_grace;
 use crate::wire::endpoint::{address, at, read, with_port};
 use crate::wire::reply::{is_replica, read_by};
 use crate::wire::{Address, Dialer, Sentinels, Socket, request};
@@ -58,22 +61,20 @@ impl Connection {
 impl Connector {
     /// Reads the URLs and the certificates; no I/O.
     pub(crate) fn new(url: &str, sentinels: &[String], dialer: &Dialer) -> Result<Self, Error> {
-        let certificates = &dialer.certificates;
-        let sentinels = sentinels.iter().map(|url| {
-            let info = with_port(read(url)?, url, SENTINEL_PORT);
-            certificates.client(info)
-        });
-        let (server, sentinels) = (read(url)?, sentinels.collect::<Result<_, _>>()?);
+        let sentinels = sentinels.iter();
+        let sentinels = sentinels.map(|url| Ok(with_port(read(url)?, url, SENTINEL_PORT)));
+        let (server, sentinels) = (read(url)?, sentinels.collect::<Result<Vec<_>, Error>>()?);
+        // Reports unreadable certificates now, not at the first connection.
+        for one in sentinels.iter().chain([&server]) {
+            dialer.certificates.client(one.clone())?;
+        }
         let sentinels = Sentinels::new(sentinels, &address(&server).host, dialer);
-        let connector = Self {
+        Ok(Self {
             server,
             sentinels: Arc::new(sentinels),
             dialer: dialer.clone(),
             used: Arc::default(),
-        };
-        // Reports unreadable certificates now, not at the first connection.
-        certificates.client(connector.server.clone())?;
-        Ok(connector)
+        })
     }
 
     /// Connects to this very server in the same way, as this user.
@@ -96,17 +97,13 @@ impl Connector {
     }
 
     /// Where the server is now.
-    async fn find(&self) -> Result<redis::Client, Error> {
+    async fn find(&self) -> Result<ConnectionInfo, Error> {
         if self.sentinels.is_empty() {
-            return self.dialer.certificates.client(self.server.clone());
+            return Ok(self.server.clone());
         }
         let within = self.dialer.response_timeout;
         let (address, _) = self.sentinels.primary(within, part(within, SOON)).await?;
-        self.client_of(&address)
-    }
-
-    fn client_of(&self, address: &Address) -> Result<redis::Client, Error> {
-        self.dialer.certificates.client(at(&self.server, address))
+        Ok(at(&self.server, &address))
     }
 
     /// Asks the server this one thing, on a connection of its own. A replica may answer it too.
@@ -115,24 +112,21 @@ impl Connector {
         cmd: Cmd,
         read: impl FnOnce(&Value) -> Option<T>,
     ) -> Result<T, Error> {
-        let client = self.find().await?;
-        let limit = self.dialer.response_timeout;
         let ignored = |_: PushInfo| Ok::<_, SendError>(());
-        let socket = self.dialer.open(&client, ignored).await?;
-        read_by(socket.ask(cmd, limit).await, read)
+        let socket = self.dialer.open(&self.find().await?, ignored).await?;
+        read_by(socket.ask(cmd, self.dialer.response_timeout).await, read)
     }
 
     /// Looks up where the server is and connects to it, if it is a primary.
     pub(crate) async fn open(&self) -> Result<Connection, Error> {
         let asked = Instant::now();
-        let client = self.find().await?;
-        let reached = self.reach(&client, asked).await;
+        let reached = self.reach(&self.find().await?, asked).await;
         reached.inspect_err(|_| self.sentinels.forget())
     }
 
     /// Connects to this server, if it is a primary, and tells the other connections that it is the
     /// one to use.
-    async fn reach(&self, client: &redis::Client, asked: Instant) -> Result<Connection, Error> {
+    async fn reach(&self, server: &ConnectionInfo, asked: Instant) -> Result<Connection, Error> {
         // Both together have the time of one answer.
         let (limit, began) = (self.dialer.response_timeout, Instant::now());
         let closed = CancellationToken::new();
@@ -142,15 +136,14 @@ impl Connector {
             let _ = &ends;
             Ok::<_, SendError>(())
         };
-        let socket = self.dialer.open(client, hears).await?;
+        let socket = self.dialer.open(server, hears).await?;
         let hello = request::hello(self.dialer.label.as_deref());
-        let answer = socket.ask(hello, limit.saturating_sub(began.elapsed()));
-        let answer = answer.await.map_err(Error::unasked)?;
-        let address = client.get_connection_info().addr().to_string();
+        let left = limit.saturating_sub(began.elapsed());
+        let answer = socket.clone().ask(hello, left).await?;
+        let address = server.addr().to_string();
         if is_replica(&answer) {
-            return Err(Error::from_text(&format!(
-                "READONLY the server at {address} is a replica"
-            )));
+            let replica = format!("READONLY the server at {address} is a replica");
+            return Err(Error::from_text(&replica));
         }
         let replaced = self.has_found(Some(&address), asked);
         Ok(Connection {
@@ -176,6 +169,31 @@ impl Connector {
         (used.found.as_deref() == found).then(|| used.replaced.clone())
     }
 
+    /// Asks the sentinels again and again whether the server in use is still the primary, until it
+    /// is aborted, with the node. The promises rest on this asking alone; that sentinels tell of a
+    /// new primary only makes it quicker.
+    ///
+    /// A primary that is cut off from sentinels and replicas, but not from us, does not know that
+    /// it has been replaced. It goes on renewing locks that other clients may hold at the new
+    /// primary by then.
+    pub(crate) async fn watch_sentinels(self, grace: Duration) {
+        let (every, mut asked) = (interval(grace), Instant::now());
+        loop {
+            // Counted from the start of the last question: silent sentinels do not put off the
+            // next.
+            let next = asked.checked_add(pause(every));
+            // Without this pause, a sentinel that reports switches without end would make us ask
+            // without end.
+            sleep(PAUSE_MIN).await;
+            tokio::select! {
+                () = sleep_until(next.unwrap_or_else(Instant::now)) => {}
+                () = self.sentinels.switched.notified() => {}
+            }
+            asked = Instant::now();
+            self.ask_sentinels(part(every, ANSWER_PART)).await;
+        }
+    }
+
     /// Asks the sentinels whether the server that was reached last is still the primary. If a
     /// majority names another twice in a row, and that one is a primary or cannot be reached, the
     /// connections to the old one are given up: the new one may grant the same locks to other
@@ -184,12 +202,12 @@ impl Connector {
     ///
     /// Sentinels that do not answer `within` this time count as silent. While the others do not
     /// agree yet, a silent one would otherwise delay the next question.
-    pub(crate) async fn ask_sentinels(&self, within: Duration) {
+    async fn ask_sentinels(&self, within: Duration) {
         let (within, asked) = (self.dialer.response_timeout.min(within), Instant::now());
-        let Some(client) = self.named_otherwise(within).await else {
+        let Some(other) = self.named_otherwise(within).await else {
             return;
         };
-        match self.reach(&client, asked).await {
+        match self.reach(&at(&self.server, &other), asked).await {
             Err(error) if error.code() == Code::ReadOnly => self.sentinels.forget(),
             Err(_) => drop(self.has_found(None, asked)),
             Ok(_) => {}
@@ -197,7 +215,7 @@ impl Connector {
     }
 
     /// The server that a majority names twice in a row, if it is not the one in use.
-    async fn named_otherwise(&self, within: Duration) -> Option<redis::Client> {
+    async fn named_otherwise(&self, within: Duration) -> Option<Address> {
         let other = async || {
             let used = locked(&self.used).found.clone()?;
             // However late each of them answers within this time.
@@ -206,10 +224,34 @@ impl Connector {
         };
         let first = other().await?;
         sleep(AGAIN_AFTER).await;
-        let again = other().await.filter(|again| *again == first)?;
-        self.client_of(&again).ok()
+        other().await.filter(|again| *again == first)
     }
 }
+
+/// Within which time to ask at least once.
+fn interval(grace: Duration) -> Duration {
+    part_of_grace(grace, 1).clamp(INTERVAL_MIN, INTERVAL_MAX)
+}
+
+/// From one question to the next: from a half to three quarters of the interval, by chance, so that
+/// clients do not ask all at once. The rest is for the answers, and to confirm the holds or lose
+/// them.
+fn pause(interval: Duration) -> Duration {
+    part(interval, 2).saturating_add(part_of(part(interval, 4), random()))
+}
+
+/// The longest interval, for any grace and for none: it bounds how long a client stays with a
+/// primary that was replaced.
+const INTERVAL_MAX: Duration = Duration::from_secs(5);
+
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+/// A sentinel may take this part of the interval to answer: two questions and what lies between
+/// them are over before the next is due.
+const ANSWER_PART: u32 = 4;
+
+/// From the end of one question to the next, whatever a sentinel tells.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
 
 /// Sentinels that do not agree yet are given this time to say something else: connections must not
 /// go to and fro between two servers.
@@ -243,8 +285,19 @@ mod tests {
         new(url, &sentinels, &Certificates::default())
     }
 
-    fn shown(client: &redis::Client) -> String {
-        client.get_connection_info().addr().to_string()
+    #[test]
+    fn it_is_asked_once_in_three_quarters_of_the_grace_and_at_most_twice_in_it() {
+        for ms in [100, 500, 1_000, 5_000] {
+            let grace = Duration::from_millis(ms);
+            for _ in 0..100 {
+                let pause = pause(interval(grace));
+                assert!(pause <= part(grace.saturating_mul(3), 4), "{grace:?}");
+                assert!(pause >= part(grace, 2), "{grace:?}");
+            }
+        }
+        assert_eq!(interval(Duration::ZERO), INTERVAL_MAX);
+        assert_eq!(interval(Duration::from_secs(3_600)), INTERVAL_MAX);
+        assert_eq!(interval(Duration::from_millis(1)), INTERVAL_MIN);
     }
 
     #[test]
@@ -260,7 +313,7 @@ mod tests {
             .sentinels
             .all
             .iter()
-            .map(|one| shown(&one.client))
+            .map(|one| one.server.addr().to_string())
             .collect();
         assert_eq!(addresses, ["one:26379", "two:1234", "::1:26379"]);
     }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use redis::aio::{AsyncPushSender, MultiplexedConnection};
-use redis::{AsyncConnectionConfig, Cmd, Pipeline, Value};
+use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, Pipeline, Value};
 use tokio::sync::Semaphore;
 use tokio::task::unconstrained;
 use tokio::time::timeout;
-use tokio_util::sync::ReusableBoxFuture;
 
 use crate::error::Error;
 use crate::wire::Certificates;
@@ -24,52 +24,36 @@ pub(crate) struct Socket {
     _driver: Option<Arc<tokio_util::task::AbortOnDropHandle<()>>>,
 }
 
-/// The future replies to a pipeline, which come together or not at all. In a box, because it is
-/// large and moved a few times.
-pub(crate) type Replies = ReusableBoxFuture<'static, Result<Vec<Value>, Error>>;
+/// The future replies to a pipeline, which come together or not at all.
+pub(crate) type Replies = BoxFuture<'static, Result<Vec<Value>, Error>>;
 
 impl Socket {
     /// Sends these in one write. They are in the socket's queue when this returns, so no later
-    /// command can get ahead of them. `spare` is the memory of earlier replies.
-    pub(super) fn send(&self, pipeline: &Arc<Pipeline>, spare: Option<Replies>) -> Replies {
-        let (mut socket, pipeline) = (self.clone(), Arc::clone(pipeline));
+    /// command can get ahead of them.
+    pub(super) fn send(&self, pipeline: Pipeline) -> Replies {
+        let mut socket = self.clone();
         // Unconstrained: if tokio's budget put off the first poll, later commands could go before
         // these.
-        let work = unconstrained(async move {
-            let replies = socket
-                .redis
-                .send_packed_commands(&pipeline, 0, pipeline.len());
+        let mut replies = Box::pin(unconstrained(async move {
+            let count = pipeline.len();
+            let replies = socket.redis.send_packed_commands(&pipeline, 0, count);
             replies
                 .await
                 .map_err(|broken| Error::no_reply(Some(broken)))
-        });
-        let mut replies = match spare {
-            Some(mut spare) => {
-                spare.set(work);
-                spare
-            }
-            None => ReusableBoxFuture::new(work),
-        };
+        }));
         // The first poll puts them into the queue. It needs no waker: the task that waits for the
         // replies polls again.
-        if let Some(told) = (&mut replies).now_or_never() {
-            replies.set(ready(told));
+        match (&mut replies).now_or_never() {
+            Some(told) => ready(told).boxed(),
+            None => replies,
         }
-        replies
     }
 
-    /// Asks this one thing, for no longer than that.
-    pub(super) fn ask(
-        &self,
-        cmd: Cmd,
-        limit: Duration,
-    ) -> impl Future<Output = Result<Value, Error>> + use<> {
-        let mut socket = self.clone();
-        async move {
-            let reply = timeout(limit, socket.redis.send_packed_command(&cmd)).await;
-            let reply = reply.map_err(|_| Error::no_reply(None))?;
-            reply.map_err(|broken| Error::no_reply(Some(broken)))
-        }
+    /// Asks this one thing, which changes nothing, for no longer than that.
+    pub(super) async fn ask(mut self, cmd: Cmd, limit: Duration) -> Result<Value, Error> {
+        let reply = timeout(limit, self.redis.send_packed_command(&cmd)).await;
+        let reply = reply.map_err(|_| Error::broken(None))?;
+        reply.map_err(|cause| Error::broken(Some(cause)))
     }
 }
 
@@ -103,7 +87,7 @@ impl Dialer {
     /// senders keep their commands in any case.
     pub(super) async fn open(
         &self,
-        server: &redis::Client,
+        server: &ConnectionInfo,
         pushes: impl AsyncPushSender,
     ) -> Result<Socket, Error> {
         let config = AsyncConnectionConfig::new()
@@ -118,7 +102,8 @@ impl Dialer {
             let opened = opened.map_err(|_| Error::not_attached())?;
             return opened.map_err(Error::could_not_connect);
         }
-        let redis = server.get_multiplexed_async_connection_with_config(&config);
+        let client = self.certificates.client(server.clone())?;
+        let redis = client.get_multiplexed_async_connection_with_config(&config);
         Ok(Socket {
             redis: redis.await.map_err(Error::could_not_connect)?,
             #[cfg(feature = "test-util")]
@@ -130,12 +115,11 @@ impl Dialer {
 #[cfg(feature = "test-util")]
 async fn connect_instead(
     dial: &dyn crate::test_util::Dial,
-    server: &redis::Client,
+    server: &ConnectionInfo,
     config: AsyncConnectionConfig,
 ) -> redis::RedisResult<Socket> {
-    let info = server.get_connection_info();
-    let stream = dial.dial(&info.addr().to_string()).await?;
-    let opened = MultiplexedConnection::new_with_config(info.redis_settings(), stream, config);
+    let stream = dial.dial(&server.addr().to_string()).await?;
+    let opened = MultiplexedConnection::new_with_config(server.redis_settings(), stream, config);
     let (redis, driver) = opened.await?;
     let driver = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(crate::task(driver)));
     Ok(Socket {

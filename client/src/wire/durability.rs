@@ -10,12 +10,11 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use redis::{Cmd, Pipeline, Value};
-use tokio::runtime::Handle;
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::wire::reply::{read_by, read_copied, read_renewed};
-use crate::wire::{Connection, Connector, Durability, request};
+use crate::wire::{Connection, Durability, Session, request};
 use crate::{Error, ErrorKind, PAUSE_MAX, Pace, task};
 
 impl Durability {
@@ -39,63 +38,45 @@ impl Durability {
 
 /// The handle of a task that waits on a connection of its own. The task ends with the handle.
 pub(crate) struct Acknowledger {
-    requests: mpsc::UnboundedSender<Request>,
+    renewals: mpsc::UnboundedSender<(Cmd, Acknowledged)>,
 }
 
-struct Request {
-    renewal: Cmd,
-    reply: oneshot::Sender<Result<Acknowledged, Error>>,
-}
-
-/// The answer to a renewal on the connection that waits: whether the lock is still held, and an
-/// error unless enough copies have the renewal.
-pub(crate) type Acknowledged = (bool, Result<(), Error>);
+/// Hears the answer to a renewal: whether the lock is still held, and an error unless enough copies
+/// have the renewal.
+pub(crate) type Acknowledged = Box<dyn FnOnce(Result<(bool, Result<(), Error>), Error>) + Send>;
 
 impl Acknowledger {
     /// Connects when the first renewal comes. No wait begins while a caller is `gathering`
     /// renewals.
-    pub(crate) fn start(
-        runtime: &Handle,
-        connector: Connector,
-        durability: Durability,
-        gathering: Arc<Mutex<()>>,
-    ) -> Self {
-        let (requests, queue) = mpsc::unbounded_channel();
-        runtime.spawn(task(run(connector, durability, gathering, queue)));
-        Self { requests }
+    pub(crate) fn start(session: &Arc<Session>, durability: Durability) -> Self {
+        let (renewals, queue) = mpsc::unbounded_channel();
+        let runtime = &session.identity.runtime;
+        runtime.spawn(task(run(Arc::clone(session), durability, queue)));
+        Self { renewals }
     }
 
     /// Renews a hold and waits until enough copies have the renewal, and so the grant before it.
     /// The renewal is queued at once; a wait in progress ends first.
-    pub(crate) fn renew(
-        &self,
-        renewal: Cmd,
-    ) -> impl Future<Output = Result<Acknowledged, Error>> + use<> {
-        let (reply, answer) = oneshot::channel();
-        // If the task is gone, so is the runtime; the dropped `reply` then tells the caller.
-        let _ = self.requests.send(Request { renewal, reply });
-        async { answer.await.unwrap_or_else(|_| Err(Error::shut_down())) }
+    pub(crate) fn renew(&self, renewal: Cmd, then: Acknowledged) {
+        // If the task is gone, so is the runtime; the dropped callback then tells the caller.
+        let _ = self.renewals.send((renewal, then));
     }
 }
 
 async fn run(
-    connector: Connector,
+    session: Arc<Session>,
     durability: Durability,
-    gathering: Arc<Mutex<()>>,
-    mut queue: mpsc::UnboundedReceiver<Request>,
+    mut queue: mpsc::UnboundedReceiver<(Cmd, Acknowledged)>,
 ) {
-    let limit = connector.dialer.response_timeout;
+    let limit = session.response_timeout();
     let limit = limit.saturating_add(durability.within);
     let (mut batch, mut pace, mut present) = (Vec::new(), Pace::default(), None::<Connection>);
     // All that have come while the last wait lasted share the next.
     while queue.recv_many(&mut batch, usize::MAX).await > 0 {
         // Those that are handed over in one go share this wait.
-        drop(gathering.lock().await);
+        drop(session.identity.gathering.lock().await);
         batch.extend(std::iter::from_fn(|| queue.try_recv().ok()));
-        batch.retain(|request| !request.reply.is_closed());
-        if batch.is_empty() {
-            continue;
-        }
+        let (renewals, callers): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
         let asked: Result<(Vec<Value>, _), Error> = async {
             // A connection that is not known to be broken is used again.
             present.take_if(|one| one.over().now_or_never().is_some());
@@ -103,15 +84,14 @@ async fn run(
                 good
             } else {
                 pace.keep(PAUSE_MAX).await;
-                connector.open().await?
+                session.connector.open().await?
             };
-            let mut pipeline = Pipeline::with_capacity(batch.len().saturating_add(1));
-            for request in &mut batch {
-                pipeline.add_command(std::mem::take(&mut request.renewal));
+            let mut pipeline = Pipeline::with_capacity(renewals.len().saturating_add(1));
+            for renewal in renewals {
+                pipeline.add_command(renewal);
             }
             pipeline.add_command(request::wait_for_copies(durability));
-            let replies = connection.socket.send(&Arc::new(pipeline), None);
-            let replies = timeout(limit, replies).await;
+            let replies = timeout(limit, connection.socket.send(pipeline)).await;
             // A missing reply may come late, so the next wait needs another connection.
             let mut replies = replies.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
             present = Some(connection);
@@ -120,15 +100,16 @@ async fn run(
             Ok((replies, durability.check(local, replicas)))
         }
         .await;
-        for (place, request) in batch.drain(..).enumerate() {
-            let answer = asked.as_ref().map_err(Error::clone);
-            let answer = answer.and_then(|(renewed, by_enough)| {
-                let reply = renewed.get(place).cloned();
-                let reply = reply.ok_or_else(|| Error::no_reply(None));
-                Ok((read_by(reply, read_renewed)?, by_enough.clone()))
-            });
-            // A caller that has dropped its future does not keep the lock either.
-            let _ = request.reply.send(answer);
+        match asked {
+            Ok((renewed, by_enough)) => {
+                for (then, reply) in callers.into_iter().zip(renewed) {
+                    let is_held = read_by(Ok(reply), read_renewed);
+                    then(is_held.map(|is_held| (is_held, by_enough.clone())));
+                }
+            }
+            Err(error) => callers
+                .into_iter()
+                .for_each(|then| then(Err(error.clone()))),
         }
     }
 }

@@ -11,25 +11,21 @@
 
 use std::collections::VecDeque;
 use std::future::pending;
-use std::pin::Pin;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
 
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
-use redis::{Cmd, Pipeline, Value};
+use futures_util::future::OptionFuture;
+use futures_util::stream::{StreamExt, unfold};
+use redis::{Pipeline, Value};
 use smallvec::SmallVec;
-use tokio::runtime::Handle;
-use tokio::sync::{Mutex, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::error::{Code, Error};
 use crate::wire::reply::{read, read_by};
 use crate::wire::session::State;
-use crate::wire::{
-    Connection, Connector, Listener, Manner, Replies, Request, Sending, Session, request,
-};
+use crate::wire::{Connection, Manner, Replies, Request, Sending, Session, request};
 use crate::{PAUSE_MAX, Pace, task};
 
 /// The handle of the task, which ends with it when all is answered.
@@ -41,34 +37,18 @@ pub(crate) struct Link {
 
 impl Link {
     /// Starts the task, which connects as soon as the session is there.
-    pub(crate) fn start(
-        runtime: &Handle,
-        connector: Connector,
-        session: &Arc<Session>,
-        listener: Weak<dyn Listener>,
-    ) -> Self {
-        // A guard may be dropped outside of a runtime, and its release start a link to a node.
-        let _in_runtime = runtime.enter();
+    pub(crate) fn start(session: &Arc<Session>) -> Self {
         let (requests, queue) = mpsc::unbounded_channel();
-        let binder = Arc::new(Binder {
-            connector,
-            session: Arc::clone(session),
-            listener,
-            tries: Mutex::default(),
-        });
         let driver = Driver {
-            state: session.state.subscribe(),
-            binder: Arc::clone(&binder),
+            session: Arc::clone(session),
             commands: VecDeque::new(),
             in_flight: VecDeque::new(),
             refused: Vec::new(),
-            spare: None,
             heard: Instant::now(),
             due: None,
             paused_until: None,
-            alarm: Box::pin(sleep_until(Instant::now())),
-            rings_at: None,
         };
+        let runtime = &session.identity.runtime;
         runtime.spawn(task(driver.run(queue)));
         Self {
             requests,
@@ -97,202 +77,162 @@ impl Link {
     }
 }
 
-/// Opens connections, and binds them to the session.
-struct Binder {
-    connector: Connector,
-    session: Arc<Session>,
-    listener: Weak<dyn Listener>,
-    /// The pace of the tries, and the number of the session's answers after which the next one may
-    /// succeed.
-    tries: Mutex<(Pace, u64)>,
-}
-
-impl Binder {
-    /// Tries to bind a connection in the present life of the session, when that may succeed. There
-    /// is one try at a time.
-    async fn bind(self: Arc<Self>) -> Result<Bound, Error> {
-        let mut tries = self.tries.lock().await;
-        let (pace, heard) = &mut *tries;
-        let mut state = self.session.state.subscribe();
-        if state.borrow().is_retired {
-            pending::<()>().await;
-        }
-        // A connection of a session that is not there yet would be refused. The sender of this is
-        // the session's, which is here.
-        let is_next = |state: &State| state.is_retired || state.answers > *heard;
-        let _ = state.wait_for(is_next).await;
-        pace.keep(PAUSE_MAX).await;
-        let answers = state.borrow().answers;
-        let bound = tokio::select! {
-            bound = self.try_to_bind() => bound,
-            _ = state.wait_for(|state| state.is_retired) => Err(Error::elsewhere()),
-        };
-        let is_early = |error: &Error| matches!(error.code(), Code::NoSession | Code::Stale);
-        *heard = if bound.as_ref().is_err_and(is_early) {
-            answers
-        } else {
-            0
-        };
-        bound
-    }
-
-    async fn try_to_bind(&self) -> Result<Bound, Error> {
-        let session = &self.session;
-        let bound = async {
-            let connection = self.connector.open().await?;
-            let bind = request::bind(&session.name, session.next_epoch());
-            let limit = self.connector.dialer.response_timeout;
-            let reply = connection.socket.ask(bind, limit).await;
-            Ok::<_, Error>((connection, read_by(reply, read::<(i64, String)>)?))
-        };
-        match bound.await {
-            Ok((connection, (life, server))) => {
-                if !session.set_bound(Ok((life, server.into()))) {
-                    // Another server is at this address. The client asks it which node serves which
-                    // slot.
-                    if let Some(client) = self.listener.upgrade() {
-                        client.broken(session);
-                    }
-                    return Err(Error::elsewhere());
-                }
-                let is_present = session.life() == Some(life);
-                let unheard = || Error::from_text("STALE the session lives another life");
-                is_present
-                    .then_some(Bound { connection, life })
-                    .ok_or_else(unheard)
-            }
-            Err(error) if matches!(error.code(), Code::NoSession | Code::Stale) => {
-                // The session's connection may lead to another server.
-                session.doubt.notify_waiters();
-                Err(error)
-            }
-            Err(error) => {
-                session.set_bound(Err(error.clone()));
-                Err(error)
-            }
-        }
-    }
-}
-
 /// A connection, and the life of the session to which it is bound.
 struct Bound {
     connection: Connection,
     life: i64,
 }
 
-/// The state of the connection.
-enum Line {
-    Binding(BoxFuture<'static, Result<Bound, Error>>),
-    Bound(Bound),
-}
+impl Bound {
+    /// Tries to bind a connection in the present life of the session, when that may succeed: after
+    /// more answers than `heard`. Also returns the number for the next try.
+    async fn next(session: &Session, pace: &mut Pace, heard: u64) -> (Result<Self, Error>, u64) {
+        let mut state = session.state.subscribe();
+        if session.is_retired() {
+            pending::<()>().await;
+        }
+        // A connection of a session that is not there yet would be refused. The sender of this is
+        // the session's, which is here.
+        let is_next = |state: &State| state.is_retired || state.answers > heard;
+        let _ = state.wait_for(is_next).await;
+        pace.keep(PAUSE_MAX).await;
+        let answers = state.borrow().answers;
+        let bound = tokio::select! {
+            bound = Self::try_once(session) => bound,
+            _ = state.wait_for(|state| state.is_retired) => Err(Error::elsewhere()),
+        };
+        let is_early = bound.as_ref().is_err_and(|error| error.code().is_early());
+        (bound, if is_early { answers } else { 0 })
+    }
 
-impl Line {
-    /// Waits for the end of a try to bind; or, with `None`, until the connection is of no use: it
-    /// is over, or the session is not in its life any more.
-    async fn changes(
-        &mut self,
-        state: &mut watch::Receiver<State>,
-    ) -> Option<Result<Bound, Error>> {
-        match self {
-            Self::Binding(binding) => Some(binding.await),
-            Self::Bound(Bound { connection, life }) => {
-                tokio::select! {
-                    _ = state.wait_for(|now| now.is_retired || now.life() != Some(*life)) => {}
-                    () = connection.over() => {}
-                }
-                None
+    async fn try_once(session: &Session) -> Result<Self, Error> {
+        let bound = async {
+            let connection = session.connector.open().await?;
+            let bind = request::bind(session.name(), session.next_epoch());
+            let socket = connection.socket.clone();
+            let reply = socket.ask(bind, session.response_timeout()).await;
+            Ok::<_, Error>((connection, read_by(reply, read::<(i64, String)>)?))
+        };
+        match bound.await {
+            Ok((connection, (life, server))) => {
+                session.set_bound(Ok((life, server.into())))?;
+                let is_present = session.life() == Some(life);
+                let unheard = || Error::from_text("STALE the session lives another life");
+                let bound = is_present.then_some(Self { connection, life });
+                bound.ok_or_else(unheard)
             }
+            Err(error) if error.code().is_early() => {
+                // The session's connection may lead to another server.
+                session.doubt.notify_waiters();
+                Err(error)
+            }
+            Err(error) => {
+                session.set_bound(Err(error.clone()))?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends when the connection is of no use: it is over, or the session is not in its life any
+    /// more.
+    async fn over(&self, state: &mut watch::Receiver<State>) {
+        tokio::select! {
+            _ = state.wait_for(|now| now.is_retired || now.life() != Some(self.life)) => {}
+            () = self.connection.over() => {}
         }
     }
 }
 
-/// Commands that were sent in one write, and wait for their replies. The pipeline has their words.
+/// Commands that were sent in one write, and wait for their replies.
 struct Exchange {
     requests: SmallVec<[Request; 1]>,
-    pipeline: Arc<Pipeline>,
     replies: Replies,
 }
 
 /// The task.
 struct Driver {
-    binder: Arc<Binder>,
-    state: watch::Receiver<State>,
+    session: Arc<Session>,
     /// The commands to be sent, in order.
     commands: VecDeque<Request>,
     /// Those that were sent on the present connection, in order.
     in_flight: VecDeque<Exchange>,
     /// Those that the server has refused as a replica. They precede all others.
     refused: Vec<Request>,
-    /// The memory of replies, for the next ones.
-    spare: Option<Replies>,
     /// When a reply came last, or the first of these was sent.
     heard: Instant,
     /// When a caller's time is up next.
     due: Option<Instant>,
     /// The server cannot do it just now.
     paused_until: Option<Instant>,
-    /// Most replies come before it rings, so it is set for later only when it has rung: to set it
-    /// for each would cost more than to look now and then in vain.
-    alarm: Pin<Box<Sleep>>,
-    rings_at: Option<Instant>,
 }
 
 impl Driver {
     async fn run(mut self, mut queue: mpsc::UnboundedReceiver<Request>) {
-        let response_timeout = self.binder.connector.dialer.response_timeout;
-        let mut line = Line::Binding(Arc::clone(&self.binder).bind().boxed());
+        let session = Arc::clone(&self.session);
+        let bindings = unfold((Pace::default(), 0), async |(mut pace, heard)| {
+            let (bound, heard) = Bound::next(&session, &mut pace, heard).await;
+            Some((bound, (pace, heard)))
+        });
+        let (mut bindings, mut bound) = (pin!(bindings), None::<Bound>);
+        let mut state = session.state.subscribe();
         let (mut batch, mut is_closed) = (Vec::new(), false);
+        let mut alarm = pin!(sleep_until(self.heard));
         while !(is_closed && self.commands.is_empty() && self.in_flight.is_empty()) {
-            let mut is_broken = false;
-            match &line {
-                Line::Bound(bound) => self.carry(bound).await,
-                Line::Binding(_) if self.binder.session.is_retired() => {
-                    self.could_not(&Error::elsewhere());
-                }
-                // The client is gone: commands without an answer within their time are dropped.
-                Line::Binding(_) if is_closed && self.binder.listener.strong_count() == 0 => {
-                    self.commands.retain(|one| one.until.is_some());
-                }
-                Line::Binding(_) => {}
+            match &bound {
+                Some(bound) => self.carry(bound).await,
+                None => self.wait_for_connection(is_closed),
             }
-            self.set_alarm(response_timeout);
-            tokio::select! {
+            let is_set = self.set_alarm(alarm.as_mut());
+            let over = bound.as_ref().map(|bound| bound.over(&mut state));
+            let first = self.in_flight.front_mut().map(|first| &mut first.replies);
+            let is_of_use = tokio::select! {
                 biased;
-                change = line.changes(&mut self.state) => match change {
-                    Some(Ok(bound)) => {
-                        // A slot that was on its way may have arrived, or stayed.
-                        self.pass_on(|request| request.asking);
-                        line = Line::Bound(bound);
-                    }
-                    Some(Err(error)) => {
-                        self.could_not(&error);
-                        is_broken = true;
-                    }
-                    None => is_broken = true,
-                },
-                replies = next_replies(&mut self.in_flight) => {
-                    is_broken = !self.answered(replies);
+                Some(()) = OptionFuture::from(over) => false,
+                Some(tried) = bindings.next(), if bound.is_none() => {
+                    bound = self.is_bound(tried);
+                    bound.is_some()
+                }
+                Some(replies) = OptionFuture::from(first) => {
+                    let is_of_use = self.answered(replies);
                     // Callers that were answered can send their next commands before the others are
                     // told, which keeps the server busy.
                     yield_now().await;
+                    is_of_use
                 }
                 count = queue.recv_many(&mut batch, BATCH_MAX), if !is_closed => {
                     is_closed = count == 0;
-                    self.take(&mut batch, Instant::now().checked_add(response_timeout));
+                    self.take(&mut batch);
+                    true
                 }
-                () = &mut self.alarm, if self.rings_at.is_some() => {
-                    is_broken = !self.look(response_timeout);
-                }
-            }
-            if is_broken {
-                line = Line::Binding(Arc::clone(&self.binder).bind().boxed());
+                () = alarm.as_mut(), if is_set => self.look(),
+            };
+            if !is_of_use {
+                bound = None;
                 self.begin_anew();
             }
         }
     }
 
+    /// Commands whose way has changed go it before the others are sent.
+    fn is_bound(&mut self, tried: Result<Bound, Error>) -> Option<Bound> {
+        // A slot that was on its way may have arrived, or stayed.
+        let bound = tried.inspect(|_| self.pass_on(|request| request.asking));
+        bound.inspect_err(|error| self.could_not(error)).ok()
+    }
+
+    /// Ends commands that no connection will carry.
+    fn wait_for_connection(&mut self, is_closed: bool) {
+        if self.session.is_retired() {
+            self.could_not(&Error::elsewhere());
+        } else if is_closed && self.session.listener().is_none() {
+            // The client is gone: commands without an answer within their time are dropped.
+            self.commands.retain(|one| one.until.is_some());
+        }
+    }
+
     /// Queues new commands. Their response timeout starts now.
-    fn take(&mut self, batch: &mut Vec<Request>, until: Option<Instant>) {
+    fn take(&mut self, batch: &mut Vec<Request>) {
+        let until = Instant::now().checked_add(self.session.response_timeout());
         for mut request in batch.drain(..) {
             if request.hops == 0 {
                 request.until = until;
@@ -307,7 +247,7 @@ impl Driver {
     /// would count for the wrong one.
     async fn carry(&mut self, bound: &Bound) {
         while !self.commands.is_empty() && self.paused_until.is_none() {
-            let present = self.binder.session.present();
+            let present = self.session.present();
             let Some(confidence) = present.filter(|present| present.life == bound.life) else {
                 return;
             };
@@ -322,21 +262,16 @@ impl Driver {
                 request.sent = Some(Sending {
                     at,
                     again: request.sent.is_some(),
-                    session: Arc::clone(&self.binder.session),
+                    session: Arc::clone(&self.session),
                     confidence: Arc::clone(&confidence),
                 });
                 if request.asking {
                     pipeline.cmd("ASKING");
                 }
-                pipeline.add_command(std::mem::take(&mut request.cmd));
+                pipeline.add_command(request.cmd.clone());
             }
-            let pipeline = Arc::new(pipeline);
-            let replies = bound.connection.socket.send(&pipeline, self.spare.take());
-            self.in_flight.push_back(Exchange {
-                requests,
-                pipeline,
-                replies,
-            });
+            let replies = bound.connection.socket.send(pipeline);
+            self.in_flight.push_back(Exchange { requests, replies });
             if !self.commands.is_empty() {
                 // These are written at once, and not only with the next.
                 yield_now().await;
@@ -348,30 +283,25 @@ impl Driver {
     fn answered(&mut self, replies: Result<Vec<Value>, Error>) -> bool {
         let Ok(replies) = replies else { return false };
         self.heard = Instant::now();
-        let Some(exchange) = self.in_flight.pop_front() else {
-            return true;
-        };
-        let (mut replies, mut cmds) = (replies.into_iter(), exchange.pipeline.cmd_iter());
-        for request in exchange.requests {
+        let mut replies = replies.into_iter();
+        let requests = self.in_flight.pop_front().map(|first| first.requests);
+        for request in requests.into_iter().flatten() {
             if request.asking {
                 // Told to nobody. An error would be that of the command, too.
                 replies.next();
-                cmds.next();
             }
-            self.ends(request, replies.next(), cmds.next());
+            self.ends(request, replies.next());
         }
-        self.spare = Some(exchange.replies);
         self.refused.is_empty()
     }
 
     /// Ends a command with this reply, unless it must be sent once more.
-    fn ends(&mut self, mut request: Request, reply: Option<Value>, cmd: Option<&Cmd>) {
+    fn ends(&mut self, mut request: Request, reply: Option<Value>) {
         let error = reply.as_ref();
         let error = error.and_then(|reply| not_carried_out(reply, request.manner));
-        let Some((error, cmd)) = error.zip(cmd) else {
+        let Some(error) = error else {
             return request.told(reply.ok_or_else(|| Error::no_reply(None)));
         };
-        request.cmd = cmd.clone();
         // This copy was not carried out; one before it may have been.
         request.sent.take_if(|sent| !sent.again);
         if error.code() == Code::ReadOnly {
@@ -390,15 +320,11 @@ impl Driver {
     /// The server was not reached, or it has refused the connection. Calls that cannot succeed fail
     /// now, and commands for slots of another node go there.
     fn could_not(&mut self, error: &Error) {
-        let (listener, session) = (
-            self.binder.listener.upgrade(),
-            Arc::clone(&self.binder.session),
-        );
-        listener.as_ref().inspect(|client| client.refused());
-        self.pass_on(|request| {
-            let client = listener.as_ref();
-            client.is_some_and(|client| !client.is_home(&session, &request.name))
-        });
+        let session = Arc::clone(&self.session);
+        if let Some(client) = session.listener() {
+            client.refused();
+            self.pass_on(|request| !client.is_home(&session, &request.name));
+        }
         if error.is_final() {
             self.commands.retain_mut(|request| {
                 let stays = request.manner == Manner::Twice || request.sent.is_some();
@@ -421,8 +347,8 @@ impl Driver {
     }
 
     fn elsewhere(&self, request: Request, error: Error) {
-        match self.binder.listener.upgrade() {
-            Some(client) => client.redirected(&self.binder.session, request, error),
+        match self.session.listener() {
+            Some(client) => client.redirected(&self.session, request, error),
             None => request.fail(error),
         }
     }
@@ -431,42 +357,38 @@ impl Driver {
     /// sent twice.
     fn begin_anew(&mut self) {
         self.paused_until = None;
-        let mut again = std::mem::take(&mut self.refused);
-        for exchange in std::mem::take(&mut self.in_flight) {
-            let mut cmds = exchange.pipeline.cmd_iter();
-            for mut request in exchange.requests {
-                let cmd = cmds.by_ref().nth(usize::from(request.asking));
-                match cmd.filter(|_| request.manner != Manner::Once) {
-                    Some(cmd) => {
-                        request.cmd = cmd.clone();
-                        again.push(request);
-                    }
-                    None => request.told(Err(Error::no_reply(None))),
-                }
+        let mut again = VecDeque::from(std::mem::take(&mut self.refused));
+        let in_flight = std::mem::take(&mut self.in_flight).into_iter();
+        for mut request in in_flight.flat_map(|exchange| exchange.requests) {
+            match request.manner {
+                Manner::Once => request.told(Err(Error::no_reply(None))),
+                Manner::Asks | Manner::Twice => again.push_back(request),
             }
         }
-        again.extend(self.commands.drain(..));
-        self.commands = again.into();
+        again.append(&mut self.commands);
+        self.commands = again;
     }
 
-    /// Sets the alarm, if it would ring too late.
-    fn set_alarm(&mut self, response_timeout: Duration) {
-        let silent = self.heard.checked_add(response_timeout);
+    /// Sets the alarm, if it would ring too late. Most replies come before it rings, so it is set
+    /// for later only when it has rung: to set it for each would cost more than to look now and
+    /// then in vain. Whether it must ring at all.
+    fn set_alarm(&self, alarm: Pin<&mut Sleep>) -> bool {
+        let silent = self.heard.checked_add(self.session.response_timeout());
         let silent = silent.filter(|_| !self.in_flight.is_empty());
         let next = [self.due, self.paused_until, silent].into_iter().flatten();
-        if let Some(next) = next.min()
-            && self.rings_at.is_none_or(|at| next < at)
+        let next = next.min();
+        if let Some(next) = next
+            && (alarm.is_elapsed() || next < alarm.deadline())
         {
-            self.alarm.as_mut().reset(next);
-            self.rings_at = Some(next);
+            alarm.reset(next);
         }
+        next.is_some()
     }
 
     /// Tells the callers whose time is up. Whether the connection is of use still: it has not been
     /// silent for too long.
-    fn look(&mut self, response_timeout: Duration) -> bool {
-        let (now, trouble) = (Instant::now(), self.binder.session.trouble());
-        self.rings_at = None;
+    fn look(&mut self) -> bool {
+        let (now, trouble) = (Instant::now(), self.session.trouble());
         self.paused_until.take_if(|until| *until <= now);
         let mut due = None::<Instant>;
         let mut stays = |request: &mut Request| match request.until {
@@ -476,15 +398,13 @@ impl Driver {
                 true
             }
         };
-        let in_flight = self.in_flight.iter_mut();
-        for request in in_flight.flat_map(|exchange| &mut exchange.requests) {
-            // It was sent: it stays.
-            stays(request);
+        for exchange in &mut self.in_flight {
+            // They were sent: they stay.
+            exchange.requests.iter_mut().for_each(|one| _ = stays(one));
         }
         self.commands.retain_mut(stays);
         self.due = due;
-        let silent = now.saturating_duration_since(self.heard);
-        self.in_flight.is_empty() || silent < response_timeout
+        self.in_flight.is_empty() || self.heard.elapsed() < self.session.response_timeout()
     }
 }
 
@@ -499,14 +419,6 @@ fn not_carried_out(reply: &Value, manner: Manner) -> Option<Error> {
     let passes = error.is_unavailable() && error.code() != Code::NoSession;
     let is_again = error.code().is_misdirection() || passes && manner == Manner::Twice;
     is_again.then_some(error)
-}
-
-/// The first replies; pending while nothing is in flight.
-async fn next_replies(in_flight: &mut VecDeque<Exchange>) -> Result<Vec<Value>, Error> {
-    match in_flight.front_mut() {
-        Some(first) => (&mut first.replies).await,
-        None => pending().await,
-    }
 }
 
 /// The most commands in one write. A larger batch delays its first reply, and leaves the server

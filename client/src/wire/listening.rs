@@ -1,25 +1,24 @@
 //! The task that calls RLOCK.EVENTS again and again, on a connection of its own.
 
 use std::future::pending;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, OptionFuture};
 use redis::Value;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::error::Error;
+use crate::time::part_of_grace;
 use crate::wire::reply::{read_by, read_told};
-use crate::wire::session::part_of_grace;
-use crate::wire::{Connection, Connector, Listener, Session, Told, request};
+use crate::wire::{Connection, Session, Told, request};
 use crate::{PAUSE_MAX, Pace, TIMEOUT_MAX, part};
 
 /// The task that listens. It does not keep the client alive.
 struct Listening {
     session: Arc<Session>,
-    connector: Connector,
-    listener: Weak<dyn Listener>,
     pace: Pace,
     /// The last life and event.
     life: i64,
@@ -43,13 +42,27 @@ struct Call {
     reply: BoxFuture<'static, Result<Value, Error>>,
 }
 
+impl Call {
+    /// Its answer, or why none will come; `None` when it is overdue.
+    async fn end(&mut self, doubt: &Notify) -> Option<Result<Value, Error>> {
+        tokio::select! {
+            biased;
+            answer = &mut self.reply => return Some(answer),
+            () = sleep_until(self.due) => return None,
+            // The command connection leads to another server.
+            () = doubt.notified() => {}
+            // Another server is the one to use.
+            () = self.connection.over() => {}
+        }
+        Some(Err(Error::elsewhere()))
+    }
+}
+
 /// Listens until it is aborted, with the node. If another connection takes the session over, it is
 /// taken back: with pauses, so two clients with one session name cannot flood the server.
-pub(crate) async fn run(connector: Connector, session: Arc<Session>, listener: Weak<dyn Listener>) {
-    let listening = Listening {
+pub(crate) async fn run(session: Arc<Session>) {
+    let mut listening = Listening {
         session,
-        connector,
-        listener,
         pace: Pace::default(),
         life: 0,
         seq: 0,
@@ -63,50 +76,41 @@ impl Listening {
     /// An overdue call may be answered yet, if the server only stood still. It is waited for while
     /// the next connection is opened, and until the first call there is answered: to close its
     /// connection earlier would cost our waiters their places.
-    async fn listen(mut self) {
-        let mut overdue = None::<Call>;
+    async fn listen(&mut self) {
+        let session = Arc::clone(&self.session);
+        let (mut call, mut overdue) = (None::<Call>, None::<Call>);
         loop {
-            let mut call = tokio::select! {
+            let late_answer = overdue.as_mut().map(|old| &mut old.reply);
+            let end = call.as_mut().map(|call| call.end(&session.doubt));
+            let is_asked = end.is_some();
+            tokio::select! {
                 biased;
-                answer = answer_to(&mut overdue) => match overdue.take() {
-                    Some(old) if self.hears(&old, answer) => self.next(old).await,
-                    _ => continue,
-                },
-                connection = self.open() => {
-                    let epoch = self.session.next_epoch();
-                    let limit = self.connector.dialer.response_timeout;
-                    // Answered at once, and so it confirms at once.
-                    self.call(connection, epoch, None, limit)
-                }
-            };
-            overdue = loop {
-                tokio::select! {
-                    biased;
-                    answer = answer_to(&mut overdue) => {
-                        let told = read_by(answer, read_told);
-                        if let (Some(old), Ok(told)) = (overdue.take(), told) {
-                            self.hear(old.sent, told);
-                        }
+                Some(answer) = OptionFuture::from(late_answer) => {
+                    if let Some(old) = overdue.take()
+                        && self.hears(&old, answer)
+                        && call.is_none()
+                    {
+                        call = Some(self.next(old).await);
                     }
-                    answer = &mut call.reply => {
+                }
+                Some(end) = OptionFuture::from(end) => match (call.take(), end) {
+                    (Some(last), Some(answer)) => {
                         overdue = None;
-                        if !self.hears(&call, answer) {
-                            break None;
+                        if self.hears(&last, answer) {
+                            call = Some(self.next(last).await);
                         }
-                        call = self.next(call).await;
                     }
-                    () = sleep_until(call.due) => {
-                        self.broken(Error::no_reply(None));
-                        break Some(call);
+                    (last, _) => {
+                        self.broken(Error::broken(None));
+                        overdue = last;
                     }
-                    // Another server is the one to use.
-                    () = self.session.doubt.notified() => break None,
-                    () = call.connection.over() => {
-                        self.broken(Error::elsewhere());
-                        break None;
-                    }
+                },
+                connection = self.open(), if !is_asked => {
+                    let epoch = session.next_epoch();
+                    // Answered at once, and so it confirms at once.
+                    call = Some(self.call(connection, epoch, None, session.response_timeout()));
                 }
-            };
+            }
         }
     }
 
@@ -116,19 +120,19 @@ impl Listening {
     /// another silence would come on top of that. But not again and again.
     async fn next(&mut self, last: Call) -> Call {
         let (session, life) = (Arc::clone(&self.session), self.life);
-        let due = last.wait.unwrap_or_default();
-        let late = last.sent.elapsed().saturating_sub(due);
+        let late = last.sent.elapsed();
+        let late = late.saturating_sub(last.wait.unwrap_or_default());
         // The lateness decays: one silence says little about later answers.
         self.late = late.max(part(self.late, 8).saturating_mul(7));
-        let was_late = late >= part_of_grace(session.grace, 8);
+        let was_late = late >= part_of_grace(session.identity.grace, 8);
         let mut state = session.state.subscribe();
         let verified = state.wait_for(|state| session.is_verified(state, life));
         // An event of a server that was not verified cannot be acknowledged, so a call is answered
         // at once.
-        let limit = part_of_grace(session.grace, 8).min(PAUSE_MAX);
+        let limit = part_of_grace(session.identity.grace, 8).min(PAUSE_MAX);
         let _ = timeout(limit, verified).await;
         let is_at_once = was_late && last.wait.is_some();
-        let wait = (!is_at_once).then(|| wait_in(session.grace));
+        let wait = (!is_at_once).then(|| wait_in(session.identity.grace));
         let limit = wait.unwrap_or_default().saturating_add(self.slack());
         self.call(last.connection, last.epoch, wait, limit)
     }
@@ -142,17 +146,14 @@ impl Listening {
         wait: Option<Duration>,
         limit: Duration,
     ) -> Call {
-        let session = &self.session;
+        let session = &*self.session;
         let is_verified = session.is_verified(&session.state.borrow(), self.life);
-        let after = if is_verified {
-            (self.life, self.seq)
-        } else {
-            (0, 0)
-        };
-        let call = request::events(&session.name, epoch, after, wait, session.grace);
+        let after = is_verified.then_some((self.life, self.seq));
+        let (after, grace) = (after.unwrap_or_default(), session.identity.grace);
+        let call = request::events(session.name(), epoch, after, wait, grace);
         let sent = Instant::now();
         Call {
-            reply: connection.socket.ask(call, TIMEOUT_MAX).boxed(),
+            reply: connection.socket.clone().ask(call, TIMEOUT_MAX).boxed(),
             connection,
             epoch,
             sent,
@@ -163,16 +164,9 @@ impl Listening {
 
     /// A call was answered, maybe late: whether the session is there.
     fn hears(&mut self, call: &Call, answer: Result<Value, Error>) -> bool {
-        match read_by(answer, read_told) {
-            Ok(told) => {
-                self.hear(call.sent, told);
-                true
-            }
-            Err(error) => {
-                self.broken(error);
-                false
-            }
-        }
+        let told = read_by(answer, read_told);
+        let heard = told.map(|told| self.hear(call.sent, told));
+        heard.map_err(|error| self.broken(error)).is_ok()
     }
 
     /// The order matters: first the session's new state, which commands sent from now on count on;
@@ -190,7 +184,7 @@ impl Listening {
         if told.is_all {
             self.told = Some(sent);
         }
-        if let Some(client) = self.listener.upgrade() {
+        if let Some(client) = self.session.listener() {
             client.heard(&self.session, &told, is_new, since);
         }
     }
@@ -203,11 +197,11 @@ impl Listening {
                 // Until it is aborted: another listens in its place.
                 pending::<()>().await;
             }
-            let grace = self.session.grace;
+            let grace = self.session.identity.grace;
             let in_grace = self.told.is_some_and(|told| told.elapsed() < grace);
             let longest = in_grace.then(|| part_of_grace(grace, 4));
             self.pace.keep(longest.unwrap_or(Duration::MAX)).await;
-            match self.connector.open().await {
+            match self.session.connector.open().await {
                 Ok(connection) => return connection,
                 Err(error) => self.broken(error),
             }
@@ -216,7 +210,7 @@ impl Listening {
 
     fn broken(&self, error: Error) {
         self.session.broken(error);
-        if let Some(client) = self.listener.upgrade() {
+        if let Some(client) = self.session.listener() {
             client.broken(&self.session);
         }
     }
@@ -224,11 +218,9 @@ impl Listening {
     /// How long after its time an answer is overdue: later than answers usually come. With a grace
     /// there must be time left to connect anew.
     fn slack(&self) -> Duration {
-        let grace = |of| part_of_grace(self.session.grace, of);
+        let grace = |of| part_of_grace(self.session.identity.grace, of);
         let usual = self.late.saturating_mul(2).min(grace(2));
-        grace(4)
-            .max(usual)
-            .min(self.connector.dialer.response_timeout)
+        grace(4).max(usual).min(self.session.response_timeout())
     }
 }
 
@@ -236,14 +228,6 @@ impl Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         self.session.broken(Error::shut_down());
-    }
-}
-
-/// The answer to a call that is overdue; pending without one.
-async fn answer_to(overdue: &mut Option<Call>) -> Result<Value, Error> {
-    match overdue {
-        Some(call) => (&mut call.reply).await,
-        None => pending().await,
     }
 }
 

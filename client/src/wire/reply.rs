@@ -39,18 +39,13 @@ pub(crate) fn read<T: FromRedisValue>(value: &Value) -> Option<T> {
 /// The answer to an ACQUIRE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acquired {
-    Granted {
-        token: u64,
-    },
+    /// With this token.
+    Granted(u64),
     /// An event of this life, with a larger number, tells of the end of the wait.
-    Queued {
-        seq: u64,
-        life: i64,
-    },
-    /// `None`: the lock is held without an expiry. Zero: it is free, but promised to a waiter.
-    NotHeld {
-        lease_left: Option<Duration>,
-    },
+    Queued { seq: u64, life: i64 },
+    /// What is left of the lease. `None`: the lock is held without an expiry. Zero: it is free, but
+    /// promised to a waiter.
+    NotHeld(Option<Duration>),
 }
 
 /// The answer to EVENTS.
@@ -83,9 +78,8 @@ pub(crate) struct Event {
 pub(crate) enum What {
     /// The wait has ended with a hold.
     Granted,
-    TimedOut {
-        lease_left: Option<Duration>,
-    },
+    /// The lock is not held: as in [`Acquired::NotHeld`].
+    TimedOut(Option<Duration>),
     /// The wait left the queue when the session connection closed.
     Left,
     Lost(LostReason),
@@ -101,12 +95,8 @@ pub(super) fn read_copied(reply: &Value) -> Option<(bool, u64)> {
 
 pub(crate) fn read_acquired(reply: &Value) -> Option<Acquired> {
     match reply.as_sequence()? {
-        [Value::Int(1..), token] => Some(Acquired::Granted {
-            token: read(token)?,
-        }),
-        [Value::Int(0), Value::Int(ttl_ms)] => Some(Acquired::NotHeld {
-            lease_left: time_left(*ttl_ms),
-        }),
+        [Value::Int(1..), token] => Some(Acquired::Granted(read(token)?)),
+        [Value::Int(0), Value::Int(ttl_ms)] => Some(Acquired::NotHeld(time_left(*ttl_ms))),
         [Value::Int(-1), Value::Int(1..), seq, Value::Int(life)] => Some(Acquired::Queued {
             seq: read(seq)?,
             life: *life,
@@ -132,9 +122,7 @@ pub(super) fn read_told(reply: &Value) -> Option<Told> {
         length = length.saturating_add(bytes);
         let what = match &*what {
             b"granted" => What::Granted,
-            b"timeout" => What::TimedOut {
-                lease_left: time_left(read(&value)?),
-            },
+            b"timeout" => What::TimedOut(time_left(read(&value)?)),
             b"left" => What::Left,
             b"lost" => What::Lost(LostReason::from_server(&read::<Bytes>(&value)?)),
             b"wanted" => What::Wanted,
@@ -191,12 +179,12 @@ fn read_range(range: &Value) -> Option<Range> {
 /// Reads a node. Without a host it is at the host of the node that answered. A node that should be
 /// called by its name and has none is [`NAMELESS`], unless its address is beside it.
 fn read_node(node: &Value) -> Option<Member> {
-    let [host, port, more @ ..] = node.as_sequence()? else {
+    let [host, port, id, more @ ..] = node.as_sequence()? else {
         return None;
     };
     let text = |text: &Value| read::<String>(text).and_then(|text| named(&text));
     // Names and values, as a map or behind one another.
-    let details = more.get(1).and_then(read::<HashMap<String, Value>>);
+    let details = more.first().and_then(read::<HashMap<String, Value>>);
     let detail = |name| details.as_ref()?.get(name).and_then(text);
     let (ip, hostname) = (detail("ip"), detail("hostname"));
     let host = match text(host) {
@@ -204,39 +192,28 @@ fn read_node(node: &Value) -> Option<Member> {
         host => host,
     };
     Some(Member {
-        id: more.first().and_then(text),
+        id: text(id)?,
         host,
         port: read(port)?,
         other_hosts: ip.into_iter().chain(hostname).collect(),
     })
 }
 
-/// Where a node says that a command has to go. Such a command has not been carried out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Redirect {
-    /// Only this command: the slot is on its way, and the key has gone ahead.
-    pub(crate) only_this: bool,
-    /// No host: the one that was asked. [`NAMELESS`]: nobody has said.
-    pub(crate) host: Option<Box<str>>,
-    pub(crate) port: u16,
-}
-
-impl Redirect {
-    /// Reads `MOVED slot host:port` or `ASK slot host:port`.
-    pub(crate) fn read(text: &str) -> Option<Self> {
-        let mut words = text.split(' ');
-        let only_this = match words.next()? {
-            "MOVED" => false,
-            "ASK" => true,
-            _ => return None,
-        };
-        let (host, port) = words.nth(1)?.rsplit_once(':')?;
-        Some(Self {
-            only_this,
-            host: named(host),
-            port: port.parse().ok()?,
-        })
-    }
+/// Where a node says that a command has to go, by `MOVED slot host:port` or `ASK slot host:port`.
+/// Such a command has not been carried out.
+///
+/// Whether it is for this command only: the slot is on its way, and the key has gone ahead. Then
+/// the host; none: the one that was asked; [`NAMELESS`]: nobody has said. And the port.
+pub(crate) fn read_redirect(text: &str) -> Option<(bool, Option<&str>, u16)> {
+    let mut words = text.split(' ');
+    let only_this = match words.next()? {
+        "MOVED" => false,
+        "ASK" => true,
+        _ => return None,
+    };
+    let (host, port) = words.nth(1)?.rsplit_once(':')?;
+    let host = Some(host).filter(|host| !host.is_empty());
+    Some((only_this, host, port.parse().ok()?))
 }
 
 /// A run of slots and its nodes, as a node of the cluster tells it.
@@ -251,7 +228,7 @@ pub(crate) struct Range {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     /// The same whatever it is called, and after a restart too.
-    pub(crate) id: Option<Box<str>>,
+    pub(crate) id: Box<str>,
     /// No host: the one that was asked.
     pub(crate) host: Option<Box<str>>,
     pub(crate) port: u16,
@@ -273,13 +250,12 @@ pub(crate) const SLOTS: u16 = 16_384;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::endpoint::Address;
 
     #[test]
     fn replies_are_read_by_shape() {
         let pair = |a, b| Value::Array(vec![Value::Int(a), Value::Int(b)]);
-        let held = |token| Some(Acquired::Granted { token });
-        let not_held = |lease_left| Some(Acquired::NotHeld { lease_left });
+        let held = |token| Some(Acquired::Granted(token));
+        let not_held = |lease_left| Some(Acquired::NotHeld(lease_left));
         assert_eq!(read_acquired(&pair(1, 9)), held(9));
         assert_eq!(read_acquired(&pair(2, 9)), held(9));
         assert_eq!(read_acquired(&pair(0, -1)), not_held(None));
@@ -313,7 +289,7 @@ mod tests {
         let nothing = Value::Array(vec![]);
         let hosts = |nodes: Vec<Member>| {
             let host = |node: Member| {
-                assert_eq!((node.id.as_deref(), node.port), (Some("id"), 7));
+                assert_eq!((&*node.id, node.port), ("id", 7));
                 node.host.unwrap_or_default()
             };
             nodes.into_iter().map(host).collect::<Vec<_>>()
@@ -333,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_may_have_other_names_and_with_an_old_reply_none_and_no_id() {
+    fn a_node_may_have_other_names() {
         let text = |text: &str| Value::BulkString(text.into());
         let details = Value::Map(vec![
             (text("hostname"), text("name")),
@@ -342,9 +318,6 @@ mod tests {
         let node = Value::Array(vec![text("name"), Value::Int(7), text("id"), details]);
         let node = read_node(&node).expect("a node");
         assert_eq!(node.other_hosts, ["10.0.0.1", "name"].map(Box::from));
-        let old = Value::Array(vec![text("10.0.0.1"), Value::Int(7)]);
-        let old = read_node(&old).expect("a node");
-        assert_eq!((old.id, old.other_hosts), (None, vec![]));
     }
 
     #[test]
@@ -397,7 +370,7 @@ mod tests {
         let [
             (What::Granted, 7),
             (What::Left, 0),
-            (What::TimedOut { lease_left: None }, 0),
+            (What::TimedOut(None), 0),
             (What::Lost(LostReason::Broken), 7),
             (What::Lost(LostReason::NotHeld), 7),
             (What::Wanted, 0),
@@ -435,24 +408,19 @@ mod tests {
 
     #[test]
     fn a_redirect_names_a_node_or_a_port_of_the_same_host() {
-        let redirect = Redirect::read("MOVED 3999 127.0.0.1:6381").expect("a redirect");
-        assert!(!redirect.only_this);
-        let address = |host: &str, port| Address {
-            host: host.into(),
-            port,
-        };
-        let asked = address("asked", 1);
-        let to = |redirect: Redirect| asked.or_at(redirect.host, redirect.port);
-        assert_eq!(to(redirect), address("127.0.0.1", 6_381));
-        let redirect = Redirect::read("ASK 0 ::1:6381").expect("a redirect");
-        assert!(redirect.only_this);
-        assert_eq!(to(redirect), address("::1", 6_381));
-        let redirect = Redirect::read("MOVED 0 :6381").expect("a redirect");
-        assert_eq!(to(redirect), address("asked", 6_381));
-        let redirect = Redirect::read("MOVED 0 ?:6381").expect("a redirect");
-        assert_eq!(redirect.host.as_deref(), Some(NAMELESS));
+        for (text, redirect) in [
+            (
+                "MOVED 3999 127.0.0.1:6381",
+                (false, Some("127.0.0.1"), 6_381),
+            ),
+            ("ASK 0 ::1:6381", (true, Some("::1"), 6_381)),
+            ("MOVED 0 :6381", (false, None, 6_381)),
+            ("MOVED 0 ?:6381", (false, Some(NAMELESS), 6_381)),
+        ] {
+            assert_eq!(read_redirect(text), Some(redirect), "{text}");
+        }
         for text in ["MOVED", "MOVED 1", "ASK 1 a", "ASK 1 a:x", "ERR 1 a:1"] {
-            assert_eq!(Redirect::read(text), None, "{text}");
+            assert_eq!(read_redirect(text), None, "{text}");
         }
     }
 }

@@ -43,11 +43,9 @@ impl Mode {
     pub(super) fn named(word: &[u8]) -> Self {
         let (permits, limit) = (0, None);
         let others = [Self::Read, Self::Write, Self::Permits { permits, limit }];
-        let is_it = |mode: &Self| {
-            mode.word()
-                .is_some_and(|one| word.eq_ignore_ascii_case(one))
-        };
-        others.into_iter().find(is_it).unwrap_or(Self::Plain)
+        let word = word.to_ascii_uppercase();
+        let mut named = others.into_iter().filter(|mode| mode.word() == Some(&word));
+        named.next().unwrap_or(Self::Plain)
     }
 
     fn word(self) -> Option<&'static [u8]> {
@@ -71,11 +69,9 @@ pub(crate) struct Subject<'a> {
 impl Subject<'_> {
     /// `<verb> key owner [lease-ms] [READ | WRITE | PERMITS]`.
     fn cmd(&self, verb: &str, lease: Option<Duration>) -> Cmd {
-        let bytes = self.name.len().saturating_add(self.owner.len());
-        let mut cmd = Cmd::with_capacity(ARGUMENTS, bytes.saturating_add(OTHERS_BYTES));
         let (lease, mode) = (lease.map(millis), self.mode.word());
-        cmd.arg((verb, self.name, self.owner, lease, mode));
-        cmd
+        let mut cmd = redis::cmd(verb);
+        cmd.arg((self.name, self.owner, lease, mode)).take()
     }
 
     /// The same; permits are counted where they are taken and given back.
@@ -237,8 +233,3 @@ pub(crate) fn slots() -> Cmd {
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
-
-/// The most arguments of an ACQUIRE, and the usual length of those beside the name and the owner:
-/// the command's name, the lease, a mode, QUEUE, SESSION, ONCE, WANTED.
-const ARGUMENTS: usize = 12;
-const OTHERS_BYTES: usize = 112;

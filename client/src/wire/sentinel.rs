@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::aio::{AsyncPushSender, SendError};
-use redis::{PushInfo, PushKind, Value, from_redis_value, from_redis_value_ref};
+use redis::{ConnectionInfo, PushInfo, PushKind, Value, from_redis_value, from_redis_value_ref};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -28,7 +28,7 @@ pub(crate) struct Sentinels {
 /// A sentinel, and the connection on which it answered last.
 #[derive(Debug)]
 pub(super) struct Sentinel {
-    pub(super) client: redis::Client,
+    pub(super) server: ConnectionInfo,
     dialer: Dialer,
     service: Arc<str>,
     switched: Arc<Notify>,
@@ -36,11 +36,11 @@ pub(super) struct Sentinel {
 }
 
 impl Sentinels {
-    pub(super) fn new(clients: Vec<redis::Client>, service: &str, dialer: &Dialer) -> Self {
+    pub(super) fn new(servers: Vec<ConnectionInfo>, service: &str, dialer: &Dialer) -> Self {
         let (service, switched) = (Arc::from(service), Arc::<Notify>::default());
-        let one = |client| {
+        let one = |server| {
             Arc::new(Sentinel {
-                client,
+                server,
                 dialer: dialer.clone(),
                 service: Arc::clone(&service),
                 switched: Arc::clone(&switched),
@@ -48,7 +48,7 @@ impl Sentinels {
             })
         };
         Self {
-            all: clients.into_iter().map(one).collect(),
+            all: servers.into_iter().map(one).collect(),
             agreed: Mutex::default(),
             switched,
         }
@@ -108,8 +108,7 @@ impl Sentinel {
     async fn named(self: Arc<Self>, within: Duration) -> Result<Address, Error> {
         let answer = timeout(within, self.ask(within)).await;
         let answer = answer.unwrap_or_else(|_| Err(Error::too_slow(within)));
-        let whom = self.client.get_connection_info().addr();
-        answer.map_err(|error| error.of(&format!("sentinel {whom}")))
+        answer.map_err(|error| error.of(&format!("sentinel {}", self.server.addr())))
     }
 
     async fn ask(&self, within: Duration) -> Result<Address, Error> {
@@ -123,12 +122,13 @@ impl Sentinel {
         }
         if answer.is_err() {
             *locked(&self.open) = None;
-            let open = self.dialer.open(&self.client, self.hears()).await?;
+            let open = self.dialer.open(&self.server, self.hears()).await?;
             let subscribe = redis::cmd("SUBSCRIBE").arg(SWITCHES).take();
             // Its user may not be allowed to.
-            let (_, told) = join(open.ask(subscribe, within), open.ask(question, within)).await;
+            let subscribe = open.clone().ask(subscribe, within);
+            let (_, told) = join(subscribe, open.clone().ask(question, within)).await;
             *locked(&self.open) = told.is_ok().then_some(open);
-            answer = told.map_err(Error::unasked);
+            answer = told;
         }
         let address = read_by(answer, |answer| match answer {
             Value::Nil => Some(None),
@@ -204,8 +204,7 @@ mod tests {
             for port in ports.iter().copied() {
                 let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
                 let address = listener.local_addr().expect("a port");
-                let url = read(&format!("redis://{address}")).expect("a URL");
-                sentinels.push(redis::Client::open(url).expect("an address"));
+                sentinels.push(read(&format!("redis://{address}")).expect("a URL"));
                 tokio::spawn(async move {
                     let (socket, _) = listener.accept().await.expect("it connects");
                     let Some(port) = port else {

@@ -1,28 +1,64 @@
-//! The session of a client at a server: until when the server has surely not ended it.
+//! A client at a server: its session there, until when the server has surely not ended it, and the
+//! commands that it has for it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use redis::{Cmd, Value};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::error::Error;
-use crate::{drift, metrics, part, trace};
+use crate::wire::{Connector, Durability, Told};
+use crate::{drift, locked, metrics, trace};
+
+/// A client, as each of its servers knows it.
+#[derive(Debug)]
+pub(crate) struct Identity {
+    /// The name of its sessions, the same at every server.
+    pub(crate) name: Arc<str>,
+    pub(crate) grace: Duration,
+    pub(crate) durability: Option<Durability>,
+    pub(crate) listener: Weak<dyn Listener>,
+    pub(crate) runtime: Handle,
+    /// Held while many holds are renewed at once.
+    pub(crate) gathering: tokio::sync::Mutex<()>,
+    /// Numbers the connections of the client, at whatever server: a node that gets another address
+    /// is the same one still.
+    pub(crate) epochs: AtomicU64,
+}
+
+/// Receives what a client hears from its servers, beside the replies to its commands.
+pub(crate) trait Listener: Send + Sync {
+    /// The session was answered, with events that it has not heard before; `is_new` if it has begun
+    /// anew. None of them happened before `since`: when the last call was sent that was answered in
+    /// this life with all that there was to tell.
+    fn heard(&self, session: &Arc<Session>, told: &Told, is_new: bool, since: Option<Instant>);
+
+    /// The session's server is not reached, and another may be in its place.
+    fn broken(&self, session: &Arc<Session>);
+
+    /// The session's server refuses command connections, or is not reached by them.
+    fn refused(&self);
+
+    /// A node has said that this request is for another one, or it cannot be reached and its slots
+    /// may be at another.
+    fn redirected(&self, session: &Arc<Session>, request: Request, error: Error);
+
+    /// Whether this session's server serves the name, as far as is known.
+    fn is_home(&self, session: &Arc<Session>, name: &[u8]) -> bool;
+}
 
 /// One client's session at one server.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// The same at every server.
-    pub(crate) name: Arc<str>,
-    pub(crate) grace: Duration,
+    pub(crate) identity: Arc<Identity>,
+    pub(crate) connector: Connector,
     pub(super) state: watch::Sender<State>,
     /// The node's id in a cluster, if it was told: another server may be at its address by now.
     expected: Option<Arc<str>>,
-    /// Numbers the connections of a client, at whatever server: a node that gets another address
-    /// is the same one still.
-    epochs: Arc<AtomicU64>,
     /// Tells that the command connection has reached a server that does not know the session: the
     /// server that the session connection listens to may not be the right one any more.
     pub(super) doubt: Notify,
@@ -50,29 +86,28 @@ pub(super) struct State {
 pub(crate) struct Confidence {
     pub(crate) life: i64,
     /// Without a grace the session says nothing about how long a hold lasts.
-    until: ArcSwap<Option<Instant>>,
+    until: Mutex<Option<Instant>>,
 }
 
 impl Confidence {
     /// The confidence after the answer to a call that was sent at this time.
     pub(crate) fn new(life: i64, sent: Instant, grace: Duration) -> Arc<Self> {
-        let until = ArcSwap::from_pointee(confident_until(sent, grace));
+        let until = Mutex::new(confident_until(sent, grace));
         Arc::new(Self { life, until })
     }
 
     /// `None`: without limit.
     pub(crate) fn until(&self) -> Option<Instant> {
-        **self.until.load()
+        *locked(&self.until)
     }
 
     pub(super) fn is_over(&self, now: Instant) -> bool {
         self.until().is_some_and(|until| now >= until)
     }
 
-    /// Only the task of the session connection confirms, so nobody writes in between.
     fn confirm(&self, sent: Instant, grace: Duration) {
-        let later = confident_until(sent, grace).max(self.until());
-        self.until.store(Arc::new(later));
+        let mut until = locked(&self.until);
+        *until = confident_until(sent, grace).max(*until);
     }
 }
 
@@ -108,38 +143,49 @@ impl State {
 }
 
 impl Session {
+    /// `expected`: the node's id in a cluster, if it was told.
     pub(crate) fn new(
-        name: Arc<str>,
-        grace: Duration,
+        connector: Connector,
         expected: Option<Arc<str>>,
-        epochs: Arc<AtomicU64>,
+        identity: &Arc<Identity>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            name,
-            grace,
+            identity: Arc::clone(identity),
+            connector,
             state: watch::Sender::default(),
             expected,
-            epochs,
             doubt: Notify::new(),
         })
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.identity.name
+    }
+
+    /// The client; none when it is gone.
+    pub(super) fn listener(&self) -> Option<Arc<dyn Listener>> {
+        self.identity.listener.upgrade()
+    }
+
+    /// How long a reply may take.
+    pub(super) fn response_timeout(&self) -> Duration {
+        self.connector.dialer.response_timeout
+    }
+
     pub(super) fn next_epoch(&self) -> u64 {
-        self.epochs
-            .fetch_add(1, Ordering::Relaxed)
-            .saturating_add(1)
+        self.identity.epochs.fetch_add(1, Ordering::Relaxed)
     }
 
     /// A command connection was bound at this server, in this life of the session; or could not be.
-    /// Whether it is the right one.
-    pub(super) fn set_bound(&self, mut bound: Result<(i64, Arc<str>), Error>) -> bool {
+    /// An error, if it is not the right server.
+    pub(super) fn set_bound(&self, mut bound: Result<(i64, Arc<str>), Error>) -> Result<(), Error> {
         let expected = self.expected.as_ref();
         if let (Ok((_, server)), Some(expected)) = (&bound, expected)
             && server != expected
         {
             bound = Err(Error::elsewhere());
         }
-        let is_right = bound.is_ok();
+        let is_right = bound.as_ref().map(|_| ()).map_err(Error::clone);
         self.state.send_modify(|state| state.bound = Some(bound));
         is_right
     }
@@ -197,12 +243,14 @@ impl Session {
         let state = self.state.borrow();
         let unbound = || state.bound.as_ref()?.as_ref().err();
         let trouble = state.broken.as_ref().or_else(unbound);
-        trouble.map_or_else(Error::not_attached, |error| error.clone().unasked())
+        // The answer of another program than the module says nothing of the command.
+        let trouble = trouble.filter(|error| !error.is_unknown());
+        trouble.map_or_else(Error::not_attached, Error::clone)
     }
 
     /// A call that was sent then was answered in this life.
     pub(super) fn confirm(&self, life: i64, sent: Instant) {
-        let (now, grace) = (Instant::now(), self.grace);
+        let (now, grace) = (Instant::now(), self.identity.grace);
         let mut was_broken = false;
         self.state.send_modify(|state| {
             match &state.present {
@@ -215,32 +263,167 @@ impl Session {
             state.answers = state.answers.saturating_add(1);
         });
         if was_broken {
-            trace::reconnected(&self.name);
+            trace::reconnected(self.name());
             metrics::reconnected();
         }
     }
 
     pub(super) fn broken(&self, error: Error) {
         if self.is_attached() {
-            trace::disconnected(&self.name, &error);
+            trace::disconnected(self.name(), &error);
         }
         self.state.send_modify(|state| state.broken = Some(error));
     }
 }
 
-/// A part of the grace; without a grace there is no limit.
-pub(super) fn part_of_grace(grace: Duration, of: u32) -> Duration {
-    match part(grace, of) {
-        Duration::ZERO => Duration::MAX,
-        part => part,
+/// A command that waits to be sent, or for its answer.
+pub(crate) struct Request {
+    pub(super) cmd: Cmd,
+    pub(super) then: Then,
+    /// The lock that it is about.
+    pub(crate) name: Arc<[u8]>,
+    pub(crate) manner: Manner,
+    /// Whether it goes behind an `ASKING`: to a node to which its slot is on its way.
+    pub(super) asking: bool,
+    /// When its caller is told that no answer has come, if it was not told yet.
+    pub(super) until: Option<Instant>,
+    /// The number of links that have had it.
+    pub(crate) hops: u32,
+    /// The last sending.
+    pub(super) sent: Option<Sending>,
+    /// Counts it among the commands without an answer.
+    pub(super) counted: Option<Arc<()>>,
+}
+
+/// How a command is treated that was not answered, or was sent to the wrong node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    /// It is sent again; where else, its call decides.
+    Asks,
+    /// It is sent again, also to where its lock is by now.
+    Twice,
+    /// The same, if it was surely not carried out.
+    Once,
+}
+
+/// The outcome of a command.
+pub(crate) enum Outcome {
+    /// It was answered; or it was not carried out, or may not have been, and is sent no more.
+    Told(Result<Value, Error>, Option<Sending>),
+    /// No answer yet: the time of a reply is over, or the command is sent again after a pause. An
+    /// answer that still comes is told too.
+    Overdue(Error),
+}
+
+/// The callback of a command.
+pub(crate) type Then = Box<dyn FnMut(Outcome) + Send>;
+
+/// The time of a sending, and the session's state at that time.
+#[derive(Clone, Debug)]
+pub(crate) struct Sending {
+    pub(crate) at: Instant,
+    /// Whether it had been sent before, and may have been carried out then.
+    pub(crate) again: bool,
+    pub(crate) session: Arc<Session>,
+    pub(crate) confidence: Arc<Confidence>,
+}
+
+impl Sending {
+    /// The session's confidence for a reply that arrives now. If the session has another life by
+    /// now, it is the confidence at the time of sending.
+    pub(crate) fn confidence(&self) -> Arc<Confidence> {
+        let present = self.session.present();
+        let present = present.filter(|present| present.life == self.confidence.life);
+        present.unwrap_or_else(|| Arc::clone(&self.confidence))
+    }
+
+    /// Whether the session has begun anew since.
+    pub(crate) fn is_of_former_life(&self) -> bool {
+        self.session.life() != Some(self.confidence.life)
+    }
+}
+
+impl Request {
+    pub(crate) fn new(cmd: Cmd, name: &Arc<[u8]>, manner: Manner, then: Then) -> Self {
+        Self {
+            cmd,
+            then,
+            name: Arc::clone(name),
+            manner,
+            asking: false,
+            until: None,
+            hops: 0,
+            sent: None,
+            counted: None,
+        }
+    }
+
+    /// To the node to which its slot is on its way.
+    pub(crate) fn asking(mut self, asking: bool) -> Self {
+        self.asking = asking;
+        self
+    }
+
+    /// It is given up.
+    pub(crate) fn fail(mut self, error: Error) {
+        self.told(Err(error));
+    }
+
+    pub(super) fn told(&mut self, reply: Result<Value, Error>) {
+        // It counts no more when its caller hears of it.
+        drop(self.counted.take());
+        (self.then)(Outcome::Told(reply, self.sent.take()));
+    }
+
+    /// Its caller hears why there is no answer yet.
+    pub(super) fn put_off(&mut self, why: Error) {
+        self.until = None;
+        (self.then)(Outcome::Overdue(why));
+    }
+
+    /// No answer has come in time: whether its caller goes on waiting for one.
+    pub(super) fn overdue(&mut self, trouble: &Error) -> bool {
+        let no_reply = self.sent.as_ref().map(|_| Error::no_reply(None));
+        let goes_on = no_reply.is_some() || self.manner == Manner::Twice;
+        let error = no_reply.unwrap_or_else(|| trouble.clone());
+        if goes_on {
+            self.put_off(error);
+        } else {
+            self.told(Err(error));
+        }
+        goes_on
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use crate::locks::Context;
+    use crate::wire::Dialer;
 
     const GRACE: Duration = Duration::from_secs(1);
+
+    pub(crate) fn identity(grace: Duration) -> Arc<Identity> {
+        Arc::new(Identity {
+            name: "client".into(),
+            grace,
+            durability: None,
+            listener: Weak::<Context>::new(),
+            runtime: Handle::try_current().unwrap_or_else(|_| runtime()),
+            gathering: tokio::sync::Mutex::default(),
+            epochs: AtomicU64::new(1),
+        })
+    }
+
+    fn runtime() -> Handle {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.expect("a runtime").handle().clone()
+    }
+
+    pub(crate) fn session(grace: Duration) -> Arc<Session> {
+        let connector = Connector::new("redis://127.0.0.1", &[], &Dialer::within(GRACE));
+        Session::new(connector.expect("it can be read"), None, &identity(grace))
+    }
 
     fn after(start: Instant, ms: u64) -> Instant {
         start
@@ -250,7 +433,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn confidence_lasts_from_the_sending_for_the_grace_less_the_drift() {
-        let session = Session::new("client".into(), GRACE, None, Arc::default());
+        let session = session(GRACE);
         let sent = Instant::now();
         session.confirm(1, sent);
         let first = session.present().expect("it was confirmed");
@@ -262,7 +445,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_comes_too_late_brings_nothing_back() {
-        let session = Session::new("client".into(), GRACE, None, Arc::default());
+        let session = session(GRACE);
         let sent = Instant::now();
         session.confirm(1, sent);
         let first = session.present().expect("it was confirmed");
