@@ -15,6 +15,7 @@ pub use owner::Owner;
 
 mod wanted;
 use wanted::Wanted;
+pub(crate) use wanted::wanted;
 
 pub(crate) mod hold;
 use hold::{CountsOn, Grant};
@@ -22,9 +23,6 @@ pub(crate) use hold::{Hold, HoldOptions, Target};
 
 mod request;
 pub(crate) use request::Request;
-
-// The outcome of a command, for its caller.
-mod report;
 
 // These three name each other: a client has pending calls, a call has guards, a guard its client.
 mod table;
@@ -46,12 +44,7 @@ pub(crate) mod acquire;
 
 mod heard;
 
-mod start;
-
 pub(crate) mod guarded;
-
-mod listen;
-pub(crate) use listen::wanted;
 
 mod keep;
 pub(crate) use keep::KeptKey;

@@ -23,7 +23,7 @@ mod session;
 pub(crate) use session::{Confidence, Session};
 
 mod command;
-pub(crate) use command::{Manner, Outcome, Request, Sending, Then};
+pub(crate) use command::{Manner, Outcome, Request, Sending};
 
 mod listener;
 pub(crate) use listener::Listener;

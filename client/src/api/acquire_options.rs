@@ -62,7 +62,10 @@ impl AcquireOptions {
             // Most calls do not come here, and their futures need not have the room for it.
             return Box::pin(self.take_parts(request, parts)).await;
         }
-        acquire(&self.context, request).await.map(Guard::of)
+        let helds = acquire(&self.context, request).await?;
+        let mut guard = Guard::of(Helds::new());
+        guard.add(helds, &self.names);
+        Ok(guard)
     }
 
     /// Refuses values out of their bounds, also where the owner's first guard has settled the

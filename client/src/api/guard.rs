@@ -436,8 +436,10 @@ impl<M> Guard<M> {
     /// ```
     pub async fn renew(&self) -> Result<(), Error> {
         self.still_held()?;
-        let renew = |held: &Held| renew::ask(&held.context, &held.hold, Aim::Anew);
-        try_join_all(self.helds.iter().map(renew)).await?;
+        let renewals = self
+            .holds()
+            .map(|hold| renew::ask(self.context(), hold, Aim::Anew));
+        try_join_all(renewals).await?;
         Ok(())
     }
 

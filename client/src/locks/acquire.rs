@@ -3,7 +3,6 @@
 
 use std::sync::{Arc, Weak};
 
-use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
@@ -17,7 +16,7 @@ use crate::locks::{
 use crate::time::MILLI;
 use crate::topology::{Node, Route};
 use crate::wire::reply::{read_acquired, read_by};
-use crate::wire::{Acquired, Event, Manner, Outcome, Sending, Session, Then, What, request};
+use crate::wire::{Acquired, Event, Manner, Outcome, Sending, Session, What, request};
 use crate::{task, wire};
 
 /// Takes the locks that the request names.
@@ -50,9 +49,7 @@ fn check(context: &Context, request: &Request) -> Result<(), Error> {
         return Err(Error::shut_down());
     }
     let first = request.names.first().map_or(&[][..], |name| name);
-    if context.router.home(first).link.is_full() {
-        return Err(Error::unavailable("too many commands wait for an answer"));
-    }
+    context.node_with_room(first)?;
     Ok(())
 }
 
@@ -76,7 +73,7 @@ impl Context {
     pub(super) fn ask(self: &Arc<Self>, id: CallId, there: Option<Route>) {
         // Handed over under the lock: what undoes the call is handed over behind it.
         let unsent = self.table.with(|state| {
-            let call = state.call(id)?;
+            let call = state.calls.get_mut(&id)?;
             if let Phase::Asking = call.phase {
                 return None;
             }
@@ -120,7 +117,7 @@ impl Context {
         // Looked at under the lock: either another life is seen here, or this is seen by what
         // follows from it.
         let next = self.table.with(|state| {
-            let call = state.call(id)?;
+            let call = state.calls.get_mut(&id)?;
             let (reply, sending) = match outcome {
                 Outcome::Overdue(_) if call.was_queued => return None,
                 Outcome::Overdue(error) => return Some(Next::Undo(error)),
@@ -150,7 +147,7 @@ impl Context {
         acquired: Acquired,
         sending: Sending,
     ) -> Option<Next> {
-        let call = state.call(id)?;
+        let call = state.calls.get_mut(&id)?;
         let (seq, life) = match acquired {
             Acquired::NotHeld { lease_left } => {
                 return Some(Next::Fail(Error::not_acquired(lease_left)));
@@ -174,7 +171,7 @@ impl Context {
             // It was sent in an earlier life, whose waits have left.
             return Some(Next::Ask(None));
         }
-        let call = state.call(id)?;
+        let call = state.calls.get_mut(&id)?;
         let next = early.find_map(|event| self.apply_to_wait(call, &event, None));
         // Events after the end of the wait concern the granted hold.
         call.early = early.collect();
@@ -244,17 +241,12 @@ impl Context {
 
     /// Takes the next step.
     pub(super) fn go_on(self: &Arc<Self>, id: CallId, next: Option<Next>) {
-        let end = || self.table.with(|state| state.end(id));
+        let end = || self.table.with(|state| state.calls.remove(&id));
         match next {
             None => {}
             Some(Next::Ask(there)) => self.ask(id, there),
             Some(Next::Pause) => self.ask_later(id),
-            Some(Next::Refused) => self.table.with(|state| {
-                state.has_refused = true;
-                if let Some(call) = state.call(id) {
-                    call.phase = Phase::Refused;
-                }
-            }),
+            Some(Next::Refused) => self.table.with(|state| state.refused.0.push(id)),
             Some(Next::Fail(error)) => {
                 let Some(call) = end() else { return };
                 // Its node was replaced since the answer, and it has been asked for at another.
@@ -277,7 +269,7 @@ impl Context {
     fn ask_later(self: &Arc<Self>, id: CallId) {
         let timeout = self.router.response_timeout;
         let pause = self.table.with(|state| {
-            let call = state.call(id)?;
+            let call = state.calls.get_mut(&id)?;
             call.phase = Phase::Pausing;
             let left = timeout.saturating_sub(call.since.elapsed());
             let pause = call.backoff.next();
@@ -301,7 +293,7 @@ impl Context {
     /// The call is granted: makes a hold for each name.
     fn enter(self: &Arc<Self>, id: CallId, grant: &Grant) {
         let entered = self.table.with(|state| {
-            let call = state.end(id)?;
+            let call = state.calls.remove(&id)?;
             let parts = call.slots.iter().map(|(name, id)| {
                 let target = call.request.target(name);
                 let hold = Hold::new(target, call.request.options, grant.clone());
@@ -311,7 +303,7 @@ impl Context {
             Some((parts.collect::<Helds>(), call))
         });
         let Some((parts, call)) = entered else { return };
-        for Held { hold, .. } in &parts {
+        for Held { hold, slot, .. } in &parts {
             if hold.is_of_former_life() {
                 renew::one(self, hold, Aim::Hold);
             }
@@ -319,8 +311,6 @@ impl Context {
                 |event: &&Event| hold.token == event.token && *hold.target.name == *event.name;
             let early = call.early.iter().filter(is_meant);
             early.for_each(|event| hold.apply(event));
-        }
-        for Held { hold, slot, .. } in &parts {
             match &call.request.kept {
                 None => self.pass_turn(*slot),
                 Some(key) => keep::watch(self, *slot, hold, key.idle),
@@ -329,12 +319,15 @@ impl Context {
         let mut helds = call.held;
         helds.extend(parts);
         // If the caller is gone, the guard is dropped here, and so released.
-        let _ = call.reply.send(Ok(call.request.in_order(helds)));
+        let _ = call.reply.send(Ok(helds));
     }
 
     /// Undoes a call: CANCEL removes its waiter, and RELEASE gives back a grant that it may have.
     /// Both follow the ACQUIRE on the same link, so the server carries them out after it. The
     /// RELEASE needs no token: the owner still has the turn, so it holds nothing else here.
+    ///
+    /// It is sent at once, for the answer to the CANCEL may take long; and behind that answer, for
+    /// a grant may come before the server carries the CANCEL out.
     pub(super) fn undo(self: &Arc<Self>, call: Call) -> oneshot::Sender<Result<Helds, Error>> {
         self.table.with(|state| {
             for (_, slot) in &call.slots {
@@ -343,33 +336,25 @@ impl Context {
             }
         });
         let first = call.request.target(call.first());
-        let node = self.router.node_of(&call.session, &first.name);
-        let targets = call.slots.iter();
-        let targets = targets.map(|(name, slot)| (call.request.target(name), *slot));
-        let targets: SmallVec<[_; 1]> = targets.collect();
-        let (context, again) = (Arc::downgrade(self), targets.clone());
-        let mut pending = Some(call.pending);
+        let link = &self.router.node_of(&call.session, &first.name).link;
+        for (name, _) in &call.slots {
+            let release = request::release(call.request.target(name).subject(), None);
+            // Put off, or sent on, it could take what the next call is granted.
+            let release = wire::Request::new(release, name, Manner::Asks, Box::new(|_| {}));
+            link.send(release);
+        }
+        let (context, mut pending) = (Arc::downgrade(self), Some(call.pending));
         let then = Box::new(move |outcome| {
             if let (Outcome::Told(..), Some(context)) = (&outcome, Weak::upgrade(&context)) {
-                for (target, slot) in &again {
-                    context.release_at(target, None, *slot, None);
+                for (name, slot) in &call.slots {
+                    context.release_at(&call.request.target(name), None, *slot, None);
                 }
             }
             // Now the releases are counted in its place.
             drop(pending.take());
         });
-        let send = |cmd, name: &Arc<[u8]>, manner, then: Then| {
-            node.link.send(wire::Request::new(cmd, name, manner, then));
-        };
         let cancel = request::cancel(first.subject());
-        send(cancel, &first.name, Manner::Twice, then);
-        // At once, for the answer may take long; and behind the answer once more, for a server may
-        // have put the CANCEL off and not this.
-        for (target, _) in &targets {
-            let release = request::release(target.subject(), None);
-            // Put off, or sent on, it could take what the next call is granted.
-            send(release, &target.name, Manner::Asks, Box::new(|_| {}));
-        }
+        link.send(wire::Request::new(cancel, &first.name, Manner::Twice, then));
         call.reply
     }
 
@@ -404,7 +389,11 @@ impl Call {
         let is_lost = until.is_some_and(|until| until <= Instant::now());
         if former || is_late || is_lost {
             // Without a pause where it can help: a short lease would end meanwhile.
-            let again = if is_lost { Next::Pause } else { Next::Ask(None) };
+            let again = if is_lost {
+                Next::Pause
+            } else {
+                Next::Ask(None)
+            };
             let again = self.has_tries().then_some(again);
             return again.unwrap_or_else(|| Next::Undo(Error::no_reply(None)));
         }

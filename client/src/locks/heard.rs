@@ -6,7 +6,8 @@ use std::sync::Arc;
 use tokio::time::{Instant, sleep};
 
 use crate::error::{Code, Error};
-use crate::locks::{Call, Context, Hold, Phase, renew};
+use crate::locks::acquire::Next;
+use crate::locks::{Aim, Call, CallId, Context, Hold, Phase, State, renew};
 use crate::topology::{Moves, slot_of};
 use crate::wire::{Event, Listener, Manner, Request, Session, Told, What};
 use crate::{Backoff, task};
@@ -21,22 +22,26 @@ impl Listener for Context {
         }
         // Marks all lost holds before any guard is notified: a caller that hears of one lost lock
         // may ask for several at once, and must not share a hold that is lost as well.
-        for event in &told.events {
-            if let (Some(hold), What::Lost(reason)) = (this.hold_of(session, event), &event.what) {
-                hold.mark_gone(*reason);
+        let subjects: Vec<_> = this.table.with(|state| {
+            let subject = |event| this.subject(state, session, event, since);
+            told.events.iter().map(subject).collect()
+        });
+        for (event, subject) in told.events.iter().zip(subjects) {
+            match subject {
+                None => {}
+                Some(Subject::Call(id, next)) => this.go_on(id, next),
+                Some(Subject::Hold(hold)) if matches!(event.what, What::Failed(_)) => {
+                    // Its slot has moved.
+                    this.router.request_refresh();
+                    renew::one(&this, &hold, Aim::Hold);
+                }
+                Some(Subject::Hold(hold)) => hold.apply(event),
             }
         }
-        for event in &told.events {
-            this.hears(session, event, since);
-        }
-        // Calls and renewals that were refused for want of a session ask again.
-        if this
-            .table
-            .with(|state| std::mem::take(&mut state.has_refused))
-        {
-            this.ask_all(|call| matches!(call.phase, Phase::Refused));
-            renew::all(&this, this.table.holds(|hold| hold.was_refused()));
-        }
+        let refused = |state: &mut State| std::mem::take(&mut state.refused);
+        let (calls, holds) = this.table.with(refused);
+        calls.into_iter().for_each(|id| this.ask(id, None));
+        renew::all(&this, holds);
     }
 
     fn broken(&self, session: &Arc<Session>) {
@@ -97,12 +102,9 @@ impl Moves for Context {
             let is_elsewhere = |(name, _): &(Arc<[u8]>, _)| {
                 has_moved(name) && !self.router.is_home(&call.session, name)
             };
-            match call.phase {
-                // One that pauses goes on by itself, or is about to end.
-                Phase::Asking | Phase::Pausing => false,
-                Phase::Waiting { .. } if call.slots.first().is_some_and(is_elsewhere) => true,
-                _ => is_left(&call.session),
-            }
+            // One that pauses goes on by itself, or is about to end.
+            matches!(call.phase, Phase::Waiting { .. })
+                && (call.slots.first().is_some_and(is_elsewhere) || is_left(&call.session))
         });
     }
 }
@@ -127,46 +129,35 @@ impl Context {
         renew::all(self, self.table.holds(|hold| hold.is_of(session)));
     }
 
-    fn hears(self: &Arc<Self>, session: &Arc<Session>, event: &Event, since: Option<Instant>) {
-        // In one step: between two looks a call could become a hold, and neither would hear of it.
-        let found = self.table.with(|state| {
-            let slot = state.find(event)?;
-            let hold = state.hold(slot);
-            if let Some(hold) = hold.filter(|hold| self.is_meant(hold, session, event)) {
-                return Some(Ok(Arc::clone(hold)));
+    /// What an event is about. A lost hold is marked, and a wait that the event ends goes on to its
+    /// next step; events behind this one are kept for that.
+    ///
+    /// In one step: between two looks a call could become a hold, and neither would hear of it.
+    fn subject(
+        &self,
+        state: &mut State,
+        session: &Arc<Session>,
+        event: &Event,
+        since: Option<Instant>,
+    ) -> Option<Subject> {
+        let slot = state.find(event)?;
+        let hold = state.at(slot)?.hold.as_ref();
+        if let Some(hold) = hold.filter(|hold| self.is_meant(hold, session, event)) {
+            if let What::Lost(reason) = event.what {
+                hold.mark_gone(reason);
             }
-            let (id, call) = state.call_at(slot)?;
-            if !Arc::ptr_eq(&call.session, session) {
-                return None;
-            }
-            if let Phase::Waiting { .. } = call.phase {
-                return Some(Err((id, self.apply_to_wait(call, event, since))));
-            }
-            // The answer to the ACQUIRE will tell whether it is about this.
-            call.early.push(event.clone());
-            None
-        });
-        match (found, &event.what) {
-            (None, _) => {}
-            (Some(Err((id, next))), _) => self.go_on(id, next),
-            (Some(Ok(hold)), What::Failed(_)) => {
-                // Its slot has moved.
-                self.router.request_refresh();
-                renew::all(self, vec![hold]);
-            }
-            (Some(Ok(hold)), _) => hold.apply(event),
+            return Some(Subject::Hold(Arc::clone(hold)));
         }
-    }
-}
-
-impl Context {
-    /// The hold that an event names.
-    fn hold_of(&self, session: &Arc<Session>, event: &Event) -> Option<Arc<Hold>> {
-        self.table.with(|state| {
-            let hold = state.hold(state.find(event)?)?;
-            self.is_meant(hold, session, event)
-                .then(|| Arc::clone(hold))
-        })
+        let (id, call) = state.call_at(slot)?;
+        if !Arc::ptr_eq(&call.session, session) {
+            return None;
+        }
+        if let Phase::Waiting { .. } = call.phase {
+            return Some(Subject::Call(id, self.apply_to_wait(call, event, since)));
+        }
+        // The answer to the ACQUIRE will tell whether it is about this.
+        call.early.push(event.clone());
+        None
     }
 
     /// The session by whose word it is held tells of it; or that of the node where its lock is by
@@ -189,6 +180,12 @@ impl Hold {
             What::Granted | What::TimedOut { .. } | What::Left | What::Failed(_) => {}
         }
     }
+}
+
+/// What an event is about.
+enum Subject {
+    Hold(Arc<Hold>),
+    Call(CallId, Option<Next>),
 }
 
 /// How often in a row nodes may redirect a command without a pause.

@@ -1,5 +1,6 @@
 //! One hold: its token, and how long it may be called held.
 
+use std::borrow::Cow;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -38,6 +39,11 @@ impl Target {
             name: &self.name,
             owner: &self.owner.name,
         }
+    }
+
+    /// The name, for people.
+    pub(super) fn shown(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.name)
     }
 }
 
@@ -80,8 +86,6 @@ pub(crate) struct Hold {
     lost: OnceLock<LostReason>,
     /// The server has said so, and there is nothing to be released.
     is_gone: AtomicBool,
-    /// Its renewal was refused for want of a session.
-    was_refused: AtomicBool,
     /// Tells those who wait for its end that this has moved.
     pub(crate) changed: Notify,
     /// Whether another owner waits for the lock.
@@ -103,12 +107,7 @@ impl Hold {
             since: begun,
             length: options.lease,
         };
-        let span = trace::hold(
-            String::from_utf8_lossy(&target.name),
-            &target.owner,
-            target.mode,
-            grant.token,
-        );
+        let span = trace::hold(target.shown(), &target.owner, target.mode, grant.token);
         Arc::new(Self {
             token: grant.token,
             options,
@@ -122,7 +121,6 @@ impl Hold {
             }),
             lost: OnceLock::new(),
             is_gone: AtomicBool::new(false),
-            was_refused: AtomicBool::new(false),
             changed: Notify::new(),
             // The ACQUIRE of a kept lock asks for WANTED already.
             wanted: Wanted::new(target.owner.is_kept()),
@@ -182,7 +180,7 @@ impl Hold {
         let until = self.validity(|validity| valid_until(validity.lease));
         let cap = self
             .cap
-            .map(|cap| cap.checked_sub(drift(Duration::ZERO)).unwrap_or(cap));
+            .and_then(|cap| cap.checked_sub(drift(Duration::ZERO)));
         cap.map_or(until, |cap| cap.min(until))
     }
 
@@ -197,23 +195,14 @@ impl Hold {
         session.map_or(until, |session| session.min(until))
     }
 
-    /// The reason of the loss, if the hold is lost. A later confirmation does not revive it.
+    /// The reason of the loss, if the hold is lost. It is marked as lost, because the caller acts on
+    /// that now: a renewal that another thread hears a moment later must not make it valid again.
+    /// A task that waits for the loss looks again at the end by itself.
     pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
         if self.lost.get().is_none() && now >= self.end() {
             self.mark_lost(self.reason(now));
-            self.changed.notify_waiters();
         }
         self.lost.get().copied()
-    }
-
-    /// The same without a notification: none may be sent under the table's lock. A task that waits
-    /// for the loss looks again at the end. The hold is marked as lost, because the caller acts on
-    /// that now: a renewal that another thread hears a moment later must not make it valid again.
-    pub(crate) fn is_over(&self, now: Instant) -> bool {
-        if self.lost.get().is_none() && now >= self.end() {
-            self.mark_lost(self.reason(now));
-        }
-        self.lost.get().is_some()
     }
 
     /// Why it ends where it does.
@@ -245,16 +234,6 @@ impl Hold {
     pub(crate) fn mark_gone(&self, reason: LostReason) {
         self.is_gone.store(true, Ordering::Release);
         self.mark_lost(reason);
-    }
-
-    /// Its renewal was refused, and is sent again when a session answers.
-    pub(crate) fn refused(&self) {
-        self.was_refused.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether that is so; it is not, once this is asked.
-    pub(crate) fn was_refused(&self) -> bool {
-        self.was_refused.swap(false, Ordering::Relaxed)
     }
 
     /// Whether the server has nothing of it any more.
@@ -443,13 +422,13 @@ pub(crate) mod tests {
         let late = hold(start, GRACE, None);
         let told = renew(&late, after(start, 500), &Ok(()), after(start, 988));
         assert_eq!(told, Err(LostReason::Expired));
-        assert!(late.is_over(after(start, 989)) && !late.is_gone());
+        assert!(late.lost(after(start, 989)).is_some() && !late.is_gone());
         // Once it has been found over, a renewal whose answer is heard after that changes nothing.
         let over = hold(start, GRACE, None);
-        assert!(over.is_over(over.end()));
+        assert!(over.lost(over.end()).is_some());
         let told = renew(&over, after(start, 500), &Ok(()), after(start, 900));
         assert_eq!(told, Err(LostReason::Expired));
-        assert!(over.is_over(after(start, 900)));
+        assert!(over.lost(after(start, 900)).is_some());
     }
 
     #[test]

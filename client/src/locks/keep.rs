@@ -36,11 +36,11 @@ pub(super) fn is_fit(hold: &Hold, now: Instant) -> bool {
 
 /// Whether the lock may be kept: it is still held, and no other client wants it.
 fn may_be_kept(hold: &Hold, now: Instant) -> bool {
-    !hold.is_over(now) && hold.wanted.may_be_kept()
+    hold.lost(now).is_none() && hold.wanted.may_be_kept()
 }
 
 impl State {
-    /// Takes an idle lock out for its release: this one, or the oldest of too many.
+    /// Takes a kept lock out for its release, which nobody uses or which is lost.
     fn ends_idle(&mut self, id: SlotId) -> Option<Arc<Hold>> {
         let hold = self.release_first(id);
         hold.or_else(|| self.pass_turn(id))
@@ -89,29 +89,26 @@ impl Context {
     /// When to look again at a kept hold; never, if it is kept no more. It goes back, if another
     /// process wants it or it was idle for long enough, and its turn is passed if it is lost.
     fn look(self: &Arc<Self>, slot: SlotId, hold: &Arc<Hold>, idle: Duration) -> Option<Instant> {
-        let now = Instant::now();
-        let (next, release) = self.table.with(|state| {
-            let place = state.at(slot).filter(|place| place.has(hold));
-            let Some(place) = place else {
-                return (None, None);
-            };
-            let since = place.place;
+        let (now, mut next) = (Instant::now(), None);
+        self.release_after(slot, |state| {
+            let place = state.at(slot).filter(|place| place.has(hold))?;
             // One that is used now is idle at the earliest from now on.
-            let until = since.map_or(now, |(since, _)| since).checked_add(idle);
-            let is_idle_for_long = until.is_none_or(|until| until <= now);
-            match place.turn {
-                Some(Turn::Used) if hold.is_over(now) => (None, state.pass_turn(slot)),
-                None if is_idle_for_long || !may_be_kept(hold, now) => {
-                    (None, state.ends_idle(slot))
-                }
+            let since = place.place.map_or(now, |(since, _)| since);
+            let until = since.checked_add(idle);
+            let is_lost = hold.lost(now).is_some();
+            let ends = match place.turn {
+                Some(Turn::Used) => is_lost,
+                None => until.is_none_or(|until| until <= now) || !may_be_kept(hold, now),
                 // A call has the turn, and its grant gets a watch of its own.
-                _ if hold.is_over(now) => (None, None),
-                _ => (until.map(|until| until.min(hold.end())), None),
+                Some(_) => false,
+            };
+            if ends {
+                return state.ends_idle(slot);
             }
+            next = until.map(|until| until.min(hold.end()));
+            next.take_if(|_| is_lost);
+            None
         });
-        if let Some(release) = release {
-            self.send_release(&release, slot, None);
-        }
         next
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::locks::{Held, Helds, HoldOptions, KeptKey, Owner, Target};
+use crate::locks::{HoldOptions, KeptKey, Owner, Target};
 use crate::trace;
 use crate::wire::{Mode, WaitMode};
 
@@ -33,17 +33,5 @@ impl Request {
     pub(super) fn span(&self) -> trace::Span {
         let first = self.names.first().map_or(&[][..], |name| name);
         trace::wait(String::from_utf8_lossy(first), &self.owner, self.mode)
-    }
-
-    /// The parts in the order of the names.
-    pub(super) fn in_order(&self, mut held: Helds) -> Helds {
-        let place = |held: &Held| {
-            let mut names = self.names.iter();
-            names.position(|name| *name == held.hold.target.name)
-        };
-        if held.len() > 1 {
-            held.sort_by_key(place);
-        }
-        held
     }
 }

@@ -1,41 +1,32 @@
-//! Whether other owners wait for a held lock, and whether the server will tell.
+//! Whether other owners wait for a held lock. A renewal asks the server to tell, which it does once.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::Instant;
 
 use crate::error::Error;
 use crate::locked;
+use crate::locks::{Aim, Context, Hold, renew};
 
 /// Whether the server was asked to tell when a lock is wanted, and how often it has told.
 #[derive(Default)]
 pub(crate) struct Wanted {
-    pub(super) told: AtomicU64,
+    told: AtomicU64,
     /// How often callers of this process wanted it since it was last handed to one of them, which
     /// the server does not know.
-    pub(super) told_here: AtomicU64,
-    goes_back: AtomicBool,
-    asked: Mutex<Asked>,
-}
-
-/// How the asking stands.
-#[derive(Default)]
-enum Asked {
-    #[default]
-    Not,
-    /// The renewals ask, until one is answered.
-    Due,
-    /// The server has agreed, which tells once; and it was told so often by then.
-    Until { told: u64 },
-    /// The server has refused.
-    Refused(Error),
+    told_here: AtomicU64,
+    /// The renewals ask as long as the server has told this often, if they ask; or the server's
+    /// refusal to tell.
+    asked: Mutex<Option<Result<u64, Error>>>,
 }
 
 impl Wanted {
     /// The state of a new hold, which may have asked with its ACQUIRE.
     pub(super) fn new(is_asked: bool) -> Self {
-        let asked = is_asked.then_some(Asked::Until { told: 0 });
         Self {
-            asked: Mutex::new(asked.unwrap_or_default()),
+            asked: Mutex::new(is_asked.then_some(Ok(0))),
             ..Self::default()
         }
     }
@@ -45,7 +36,7 @@ impl Wanted {
     }
 
     /// How often its present guards may have heard.
-    pub(super) fn heard(&self) -> u64 {
+    fn heard(&self) -> u64 {
         self.told()
             .saturating_add(self.told_here.load(Ordering::Acquire))
     }
@@ -55,14 +46,9 @@ impl Wanted {
         self.told_here.store(0, Ordering::Release);
     }
 
-    /// The lock must not be kept here.
-    pub(super) fn must_go_back(&self) {
-        self.goes_back.store(true, Ordering::Release);
-    }
-
     /// Whether the lock may be kept here, because no other client wants it.
     pub(super) fn may_be_kept(&self) -> bool {
-        self.told() == 0 && !self.goes_back.load(Ordering::Acquire)
+        self.told() == 0
     }
 
     /// Whether a renewal is to ask, and how often it was told before. Each asks once more: the
@@ -70,39 +56,103 @@ impl Wanted {
     /// slot goes to another, also if it comes back before anybody here has noticed.
     pub(super) fn asks(&self) -> Option<u64> {
         let now = self.told();
-        let asks = match &*locked(&self.asked) {
-            Asked::Due => true,
-            Asked::Until { told } => *told == now,
-            Asked::Not | Asked::Refused(_) => false,
-        };
-        asks.then_some(now)
+        matches!(&*locked(&self.asked), Some(Ok(told)) if *told == now).then_some(now)
     }
 
     /// The renewals ask from now on.
-    pub(super) fn must_be_asked(&self) {
-        *locked(&self.asked) = Asked::Due;
+    fn must_be_asked(&self) {
+        *locked(&self.asked) = Some(Ok(self.told()));
     }
 
-    /// The renewal that asked was answered. It had been told so often before.
-    pub(super) fn answered(&self, before: u64, error: Option<&Error>) {
-        let mut asked = locked(&self.asked);
-        match error {
-            None => *asked = Asked::Until { told: before },
-            Some(error) if error.is_unanswered() => {}
-            Some(error) => *asked = Asked::Refused(error.clone()),
+    /// The renewal that asked was answered with this error.
+    pub(super) fn failed(&self, error: &Error) {
+        if !error.is_unanswered() {
+            *locked(&self.asked) = Some(Err(error.clone()));
         }
     }
 
     /// A refusal is told to one who listens; the next asks the server again.
-    pub(super) fn refusal(&self) -> Option<Error> {
-        let mut asked = locked(&self.asked);
-        let Asked::Refused(error) = &*asked else {
-            return None;
-        };
-        let error = error.clone();
-        *asked = Asked::Not;
-        Some(error)
+    fn refusal(&self) -> Option<Error> {
+        locked(&self.asked).take_if(|asked| asked.is_err())?.err()
     }
+}
+
+impl Hold {
+    /// The server tells that it is wanted: all guards hear it, and it is not kept here.
+    pub(super) fn is_wanted(&self) {
+        self.wanted.told.fetch_add(1, Ordering::Release);
+        self.changed.notify_waiters();
+    }
+
+    /// The same for a waiting or refused caller of this process.
+    pub(super) fn is_wanted_here(&self) {
+        self.wanted.told_here.fetch_add(1, Ordering::Release);
+        self.changed.notify_waiters();
+    }
+
+    /// Sees to it that the server tells when it is wanted.
+    fn listen(self: &Arc<Self>, context: &Arc<Context>) -> Result<(), Error> {
+        if let Some(refused) = self.wanted.refusal() {
+            return Err(refused);
+        }
+        if self.wanted.asks().is_none() {
+            self.wanted.must_be_asked();
+            renew::one(context, self, Aim::Hold);
+        }
+        Ok(())
+    }
+
+    /// The same for a lock that is kept, which goes back if the server cannot tell.
+    pub(super) fn listen_while_kept(self: &Arc<Self>, context: &Arc<Context>) {
+        if self.wanted.may_be_kept() && self.listen(context).is_err() {
+            self.is_wanted();
+        }
+    }
+}
+
+/// Ends when one of these is wanted that were not `heard` of yet, or is lost.
+pub(crate) async fn wanted<'a>(
+    context: &Arc<Context>,
+    holds: impl Iterator<Item = &'a Arc<Hold>> + Clone,
+    heard: &AtomicU64,
+) -> Result<(), Error> {
+    // Reads each counter once: a report by another thread after this look ends the wait.
+    let mut known: u64 = 0;
+    let mut waiting = FuturesUnordered::new();
+    for hold in holds.clone() {
+        if let Some(reason) = hold.lost(Instant::now()) {
+            return Err(Error::lost(reason));
+        }
+        // An earlier one's, and perhaps that of another server.
+        hold.wanted.refusal();
+        let told = hold.wanted.heard();
+        known = known.saturating_add(told);
+        waiting.push(until_wanted(context, hold, told));
+    }
+    // Told while nobody waited for it, or to another guard.
+    if heard.swap(known, Ordering::Relaxed) < known {
+        return Ok(());
+    }
+    let word = waiting.next().await;
+    let told = holds.map(|hold| hold.wanted.heard()).sum();
+    heard.store(told, Ordering::Relaxed);
+    // A guard has something.
+    word.unwrap_or(Ok(()))
+}
+
+/// Ends when it was told more often than is known.
+async fn until_wanted(context: &Arc<Context>, hold: &Arc<Hold>, known: u64) -> Result<(), Error> {
+    hold.until(|| {
+        if let Some(reason) = hold.lost(Instant::now()) {
+            return Ok(Err(Error::lost(reason)));
+        }
+        if hold.wanted.heard() > known {
+            return Ok(Ok(()));
+        }
+        let listens = hold.listen(context);
+        listens.map_or_else(|error| Ok(Err(error)), |()| Err(hold.end()))
+    })
+    .await
 }
 
 #[cfg(test)]
@@ -115,18 +165,17 @@ mod tests {
         assert_eq!(wanted.asks(), None);
         wanted.must_be_asked();
         assert_eq!(wanted.asks(), Some(0));
-        wanted.answered(0, Some(&Error::not_attached()));
-        assert_eq!(wanted.asks(), Some(0), "it was not answered");
-        wanted.answered(0, None);
-        assert_eq!(wanted.asks(), Some(0), "word may be lost");
+        wanted.failed(&Error::not_attached());
+        assert_eq!(
+            wanted.asks(),
+            Some(0),
+            "it was not answered, or word may be lost"
+        );
         wanted.told.fetch_add(1, Ordering::Release);
         assert_eq!(wanted.asks(), None);
-        // Told before the answer to the asking came.
-        wanted.answered(0, None);
-        assert_eq!(wanted.asks(), None);
-        wanted.answered(1, None);
+        wanted.must_be_asked();
         assert_eq!(wanted.asks(), Some(1));
-        wanted.answered(1, Some(&Error::refused("no")));
+        wanted.failed(&Error::refused("no"));
         assert_eq!(wanted.asks(), None);
         assert!(wanted.refusal().is_some() && wanted.refusal().is_none());
         assert_eq!(Wanted::new(true).asks(), Some(0));
