@@ -21,9 +21,6 @@ pub(crate) mod hold;
 use hold::{CountsOn, Grant};
 pub(crate) use hold::{Hold, HoldOptions, Target};
 
-mod request;
-pub(crate) use request::Request;
-
 // These three name each other: a client has pending calls, a call has guards, a guard its client.
 mod table;
 use table::{Call, CallId, Phase, SlotId, State, Table};
@@ -39,6 +36,7 @@ pub(crate) mod renew;
 pub(crate) use renew::Aim;
 
 mod caller;
+pub(crate) use caller::Request;
 
 pub(crate) mod acquire;
 

@@ -300,13 +300,10 @@ impl<M> Guard<M> {
     /// is the shared one, which is larger than the others; in a cluster it counts only for the slot
     /// of the first name: see [`token_of`](MultiGuard::token_of).
     pub fn token(&self) -> u64 {
+        let (first, are_several) = (self.hold(), self.context().router.are_several());
         // In a cluster only those of one slot can be compared.
-        let slot = |hold: &Arc<Hold>| {
-            let are_several = self.context().router.are_several();
-            are_several.then(|| slot_of(&hold.target.name))
-        };
-        let first = slot(self.hold());
-        let of_first = self.holds().filter(|hold| slot(hold) == first);
+        let slot = |hold: &Hold| are_several.then(|| slot_of(&hold.target.name));
+        let of_first = self.holds().filter(|hold| slot(hold) == slot(first));
         of_first.map(|hold| hold.token).max().unwrap_or_default()
     }
 

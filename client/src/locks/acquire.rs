@@ -4,40 +4,34 @@
 use std::sync::{Arc, Weak};
 
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::error::{Code, Error};
 use crate::locks::caller::Caller;
 use crate::locks::table::Turn;
 use crate::locks::{
-    Aim, Call, CallId, Context, CountsOn, Grant, Held, Helds, Hold, Phase, Request, State, keep,
-    renew,
+    Aim, Call, CallId, Context, CountsOn, Grant, Held, Helds, Hold, Phase, Request, keep, renew,
 };
 use crate::time::MILLI;
 use crate::topology::{Node, Route};
+use crate::wire;
 use crate::wire::reply::{read_acquired, read_by};
 use crate::wire::{Acquired, Event, Manner, Outcome, Sending, Session, What, request};
-use crate::{task, wire};
 
 /// Takes the locks that the request names.
 pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<Helds, Error> {
     check(context, &request)?;
     let mut helds = Caller::new(context, request).take().await?;
-    // A kept lock that is handed on was acknowledged before.
+    // A grant counts only when enough copies have it. The next call of its owner waits for that
+    // too. A kept lock that is handed on was acknowledged before.
     if context.router.acknowledges() && helds.iter().any(|held| !held.stays) {
-        Box::pin(acknowledged(&helds)).await?;
+        for held in &helds {
+            let renewed = Box::pin(renew::ask(context, &held.hold, Aim::Lease)).await;
+            renewed.map_err(Error::unacknowledged)?;
+        }
     }
     helds.iter_mut().for_each(|held| held.stays = true);
     Ok(helds)
-}
-
-/// A grant counts only when enough copies have it. The next call of its owner waits for that too.
-async fn acknowledged(helds: &Helds) -> Result<(), Error> {
-    for held in helds {
-        let renewed = renew::ask(&held.context, &held.hold, Aim::Lease).await;
-        renewed.map_err(Error::unacknowledged)?;
-    }
-    Ok(())
 }
 
 fn check(context: &Context, request: &Request) -> Result<(), Error> {
@@ -125,8 +119,8 @@ impl Context {
             };
             // Events from now on belong to the next step, and are kept for it.
             call.phase = Phase::Pausing;
-            match (read_by(reply, read_acquired), sending) {
-                (Ok(acquired), Some(sending)) => self.on_reply(state, id, acquired, sending),
+            let next = match (read_by(reply, read_acquired), sending) {
+                (Ok(acquired), Some(sending)) => self.on_reply(call, acquired, sending),
                 (Ok(_), None) => None,
                 (Err(error), sending) => {
                     // Sent to a node that was replaced before it answered, it may have been
@@ -135,19 +129,14 @@ impl Context {
                     let is_again = sending.is_some_and(|sending| sending.again || is_left);
                     Some(self.on_refusal(call, error, is_again))
                 }
-            }
+            };
+            state.wake_late_behind(id);
+            next
         });
         self.go_on(id, next);
     }
 
-    fn on_reply(
-        &self,
-        state: &mut State,
-        id: CallId,
-        acquired: Acquired,
-        sending: Sending,
-    ) -> Option<Next> {
-        let call = state.calls.get_mut(&id)?;
+    fn on_reply(&self, call: &mut Call, acquired: Acquired, sending: Sending) -> Option<Next> {
         let (seq, life) = match acquired {
             Acquired::NotHeld { lease_left } => {
                 return Some(Next::Fail(Error::not_acquired(lease_left)));
@@ -166,12 +155,11 @@ impl Context {
         let mut early = std::mem::take(&mut call.early).into_iter();
         let asked = sending;
         call.phase = Phase::Waiting { life, seq, asked };
-        state.joins_queue(id);
+        (call.was_queued, call.tries) = (true, 0);
         if !is_present {
             // It was sent in an earlier life, whose waits have left.
             return Some(Next::Ask(None));
         }
-        let call = state.calls.get_mut(&id)?;
         let next = early.find_map(|event| self.apply_to_wait(call, &event, None));
         // Events after the end of the wait concern the granted hold.
         call.early = early.collect();
@@ -193,11 +181,8 @@ impl Context {
         }
         // It, or an earlier copy, may have been carried out.
         let may_be_held = is_again || call.asked > 1 || error.is_unknown();
-        let error = error.misdirected();
-        if may_be_held {
-            return Next::Undo(error);
-        }
-        Next::Fail(error)
+        let end = if may_be_held { Next::Undo } else { Next::Fail };
+        end(error.misdirected())
     }
 
     /// An event that may be about a wait. None of it happened before `since`.
@@ -274,20 +259,16 @@ impl Context {
             let left = timeout.saturating_sub(call.since.elapsed());
             let pause = call.backoff.next();
             // One that no server has taken in ends in time.
-            Some(if call.was_queued {
+            let longest = if call.was_queued {
                 pause
             } else {
-                pause.min(left.max(MILLI))
-            })
+                left.max(MILLI)
+            };
+            Some(pause.min(longest))
         });
-        let Some(pause) = pause else { return };
-        let context = Arc::downgrade(self);
-        self.background.runtime.spawn(task(async move {
-            sleep(pause).await;
-            if let Some(context) = context.upgrade() {
-                context.ask(id, None);
-            }
-        }));
+        if let Some(pause) = pause {
+            self.later(pause, move |context| context.ask(id, None));
+        }
     }
 
     /// The call is granted: makes a hold for each name.

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::coop::{consume_budget, unconstrained};
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -13,10 +14,39 @@ use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locks::table::{NamedSlots, Outlook, Turn};
 use crate::locks::{
-    Aim, Call, CallId, Context, Held, Helds, Hold, Phase, Request, SlotId, State, renew,
+    Aim, Call, CallId, Context, Held, Helds, Hold, HoldOptions, KeptKey, Owner, Phase, SlotId,
+    State, Target, renew,
 };
-use crate::metrics;
-use crate::wire::WaitMode;
+use crate::wire::{Mode, WaitMode};
+use crate::{metrics, trace};
+
+/// The arguments of a call.
+#[derive(Clone)]
+pub(crate) struct Request {
+    pub(crate) owner: Owner,
+    /// One, but of plain locks there may be several, in a cluster of one slot.
+    pub(crate) names: SmallVec<[Arc<[u8]>; 1]>,
+    pub(crate) mode: Mode,
+    pub(crate) options: HoldOptions,
+    pub(crate) wait_mode: WaitMode,
+    /// If the lock is kept for its next use: on which terms.
+    pub(crate) kept: Option<Arc<KeptKey>>,
+}
+
+impl Request {
+    pub(super) fn target(&self, name: &Arc<[u8]>) -> Target {
+        Target {
+            name: Arc::clone(name),
+            owner: self.owner.clone(),
+            mode: self.mode,
+        }
+    }
+
+    pub(super) fn span(&self) -> trace::Span {
+        let first = self.names.first().map_or(&[][..], |name| name);
+        trace::wait(String::from_utf8_lossy(first), &self.owner, self.mode)
+    }
+}
 
 /// A caller that takes locks. Dropping it undoes all that it has begun.
 ///
@@ -207,11 +237,9 @@ impl Caller {
                     slots.push((name, id));
                     continue;
                 };
-                let mut part = Held::new(&context, Arc::clone(&hold), id);
+                let mut part = Held::new(&context, hold, id);
                 if self.request.kept.is_some() {
-                    part.stays = true;
-                    hold.wanted.begins_anew();
-                    state.take_turn(id, Turn::Used);
+                    part.is_next_use(state);
                 }
                 helds.push(part);
             }

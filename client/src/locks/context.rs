@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::runtime;
 use tokio::sync::Notify;
 use tokio::task::{JoinSet, yield_now};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::background::{Background, task};
 use crate::error::Error;
@@ -78,6 +78,15 @@ impl Context {
     pub(crate) fn owner(&self) -> Owner {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         Owner::new(&self.settings.id, number)
+    }
+
+    /// Does something after a pause, if the client is still there.
+    pub(super) fn later(&self, pause: Duration, work: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let context = self.this.clone();
+        self.background.runtime.spawn(task(async move {
+            sleep(pause).await;
+            context.upgrade().as_ref().map(work);
+        }));
     }
 
     /// Why nobody answers: the server's trouble, if it is known.

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
+use crate::Backoff;
 use crate::error::{Code, Error};
 use crate::locks::acquire::Next;
 use crate::locks::{Aim, Call, CallId, Context, Hold, Phase, State, renew};
 use crate::topology::{Moves, slot_of};
 use crate::wire::{Event, Listener, Manner, Request, Session, Told, What};
-use crate::{Backoff, task};
 
 impl Listener for Context {
     fn heard(&self, session: &Arc<Session>, told: &Told, is_new: bool, since: Option<Instant>) {
@@ -74,14 +74,9 @@ impl Listener for Context {
             return self.router.home(&name).link.send(request.asking(false));
         }
         // Nobody knows yet, or two that have not yet heard of a move send it to each other.
-        let context = self.this.clone();
-        self.background.runtime.spawn(task(async move {
-            sleep(Backoff::after(request.hops)).await;
-            match context.upgrade() {
-                Some(context) => context.router.home(&name).link.send(request.asking(false)),
-                None => request.fail(Error::shut_down()),
-            }
-        }));
+        self.later(Backoff::after(request.hops), move |context| {
+            context.router.home(&name).link.send(request.asking(false));
+        });
     }
 
     fn is_home(&self, session: &Arc<Session>, name: &[u8]) -> bool {

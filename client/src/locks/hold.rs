@@ -103,10 +103,7 @@ impl Hold {
     pub(crate) fn new(target: Target, options: HoldOptions, grant: Grant) -> Arc<Self> {
         let begun = grant.since;
         let cap = options.max_hold.and_then(|max| begun.checked_add(max));
-        let lease = Lease {
-            since: begun,
-            length: options.lease,
-        };
+        let (since, length) = (begun, options.lease);
         let span = trace::hold(target.shown(), &target.owner, target.mode, grant.token);
         Arc::new(Self {
             token: grant.token,
@@ -114,9 +111,9 @@ impl Hold {
             begun,
             cap,
             validity: Mutex::new(Validity {
-                lease,
+                lease: Lease { since, length },
                 counts_on: grant.counts_on,
-                since: begun,
+                since,
                 is_unacknowledged: false,
             }),
             lost: OnceLock::new(),
@@ -171,26 +168,22 @@ impl Hold {
 
     /// The end of the lease, if the server's clock runs like ours.
     fn lease_end(&self) -> Instant {
-        let end = self.validity(|validity| validity.lease.ends());
+        let end = locked(&self.validity).lease.ends();
         self.cap.map_or(end, |cap| cap.min(end))
     }
 
     /// The end of our confidence in the lease.
     fn valid_until(&self) -> Instant {
-        let until = self.validity(|validity| valid_until(validity.lease));
+        let until = valid_until(locked(&self.validity).lease);
         let cap = self
             .cap
             .and_then(|cap| cap.checked_sub(drift(Duration::ZERO)));
         cap.map_or(until, |cap| cap.min(until))
     }
 
-    fn validity<T>(&self, read: impl FnOnce(&Validity) -> T) -> T {
-        read(&locked(&self.validity))
-    }
-
     /// When it is lost unless something more is heard.
     pub(crate) fn end(&self) -> Instant {
-        let session = self.validity(|validity| validity.counts_on.confidence.until());
+        let session = locked(&self.validity).counts_on.confidence.until();
         let until = self.valid_until();
         session.map_or(until, |session| session.min(until))
     }
@@ -214,7 +207,7 @@ impl Hold {
             LostReason::SessionUnconfirmed
         } else if self.cap.is_some_and(is_capped) {
             LostReason::MaxHold
-        } else if self.validity(|validity| validity.is_unacknowledged) {
+        } else if locked(&self.validity).is_unacknowledged {
             LostReason::NotAcknowledged
         } else {
             LostReason::Expired
@@ -243,18 +236,21 @@ impl Hold {
 
     /// By whose word it is held.
     pub(crate) fn counts_on(&self) -> CountsOn {
-        self.validity(|validity| validity.counts_on.clone())
+        locked(&self.validity).counts_on.clone()
     }
 
     pub(crate) fn is_of(&self, session: &Arc<Session>) -> bool {
-        self.validity(|validity| Arc::ptr_eq(&validity.counts_on.session, session))
+        Arc::ptr_eq(&locked(&self.validity).counts_on.session, session)
     }
 
     /// Whether the session has begun anew since this was confirmed.
     pub(crate) fn is_of_former_life(&self) -> bool {
-        self.validity(|Validity { counts_on, .. }| {
-            counts_on.session.life() != Some(counts_on.confidence.life)
-        })
+        let validity = locked(&self.validity);
+        let CountsOn {
+            session,
+            confidence,
+        } = &validity.counts_on;
+        session.life() != Some(confidence.life)
     }
 
     /// As much of the whole lease as the longest hold allows.

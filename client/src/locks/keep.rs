@@ -39,6 +39,15 @@ fn may_be_kept(hold: &Hold, now: Instant) -> bool {
     hold.lost(now).is_none() && hold.wanted.may_be_kept()
 }
 
+impl Held {
+    /// It is the next use of a kept lock, which has the turn.
+    pub(super) fn is_next_use(&mut self, state: &mut State) {
+        self.stays = true;
+        self.hold.wanted.begins_anew();
+        state.take_turn(self.slot, Turn::Used);
+    }
+}
+
 impl State {
     /// Takes a kept lock out for its release, which nobody uses or which is lost.
     fn ends_idle(&mut self, id: SlotId) -> Option<Arc<Hold>> {
@@ -57,11 +66,9 @@ impl Context {
             let hold = slot.hold.as_ref();
             let hold = hold.filter(|hold| is_idle && is_fit(hold, Instant::now()));
             let hold = Arc::clone(hold?);
-            state.take_turn(id, Turn::Used);
             hold.gains_guard();
-            hold.wanted.begins_anew();
             let mut part = Held::new(self, hold, id);
-            part.stays = true;
+            part.is_next_use(state);
             Some(part)
         })
     }

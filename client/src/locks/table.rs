@@ -314,17 +314,12 @@ impl State {
         })
     }
 
-    /// The call has joined the server's queue.
-    pub(super) fn joins_queue(&mut self, id: CallId) {
-        let Some(call) = self.calls.get_mut(&id) else {
-            return;
-        };
-        (call.was_queued, call.tries) = (true, 0);
-        for (_, slot) in &call.slots {
-            if let Some(slot) = self.slots.get_mut(*slot) {
-                slot.wake_late();
-            }
-        }
+    /// Wakes the callers whose time is over behind this call, if its turn lasts.
+    pub(super) fn wake_late_behind(&self, id: CallId) {
+        let call = self.calls.get(&id).filter(|call| call.was_queued);
+        let slots = call.into_iter().flat_map(|call| &call.slots);
+        let slots = slots.filter_map(|(_, slot)| self.slots.get(*slot));
+        slots.for_each(Slot::wake_late);
     }
 
     /// A call has got this hold. If the lock is kept, a guard has it from now on.
