@@ -18,7 +18,6 @@ use wanted::Wanted;
 pub(crate) use wanted::wanted;
 
 pub(crate) mod hold;
-use hold::{CountsOn, Grant};
 pub(crate) use hold::{Hold, HoldOptions, Target};
 
 // These three name each other: a client has pending calls, a call has guards, a guard its client.

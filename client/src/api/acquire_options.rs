@@ -44,13 +44,11 @@ impl AcquireOptions {
             consume_budget().await;
             return Ok(Guard::of(smallvec![held]));
         }
-        let owner = self.owner.clone().unwrap_or_else(|| self.context.owner());
+        let owner = self.owner.clone();
+        let mut owner = owner.unwrap_or_else(|| self.context.owner());
+        owner.is_kept = kept.is_some();
         let request = Request {
-            owner: if kept.is_some() {
-                owner.of_kept()
-            } else {
-                owner
-            },
+            owner,
             names: self.names.clone(),
             mode,
             options: self.hold_options(),
@@ -82,7 +80,7 @@ impl AcquireOptions {
         Err(Error::refused(match &self.owner {
             _ if self.names.is_empty() => "several locks at once need a name",
             // It would be entered beside the guard that has it then.
-            Some(owner) if owner.is_kept() => {
+            Some(owner) if owner.is_kept => {
                 "the owner is that of a kept lock, which others use next"
             }
             Some(_) if self.kept_for.is_some() => {

@@ -466,8 +466,8 @@ impl<M> Guard<M> {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn unlock(mut self) -> Result<(), Error> {
-        let released: SmallVec<[_; 1]> = self.helds.iter_mut().map(Held::release).collect();
+    pub async fn unlock(self) -> Result<(), Error> {
+        let released: SmallVec<[_; 1]> = self.helds.into_iter().map(Held::release).collect();
         let mut outcome = Ok(());
         for one in released {
             outcome = outcome.and(one.await);

@@ -9,9 +9,7 @@ use tokio::time::Instant;
 use crate::error::{Code, Error};
 use crate::locks::caller::Caller;
 use crate::locks::table::Turn;
-use crate::locks::{
-    Aim, Call, CallId, Context, CountsOn, Grant, Held, Helds, Hold, Phase, Request, keep, renew,
-};
+use crate::locks::{Aim, Call, CallId, Context, Held, Helds, Hold, Phase, Request, keep, renew};
 use crate::time::MILLI;
 use crate::topology::{Node, Route};
 use crate::wire;
@@ -59,7 +57,8 @@ pub(super) enum Next {
     Fail(Error),
     /// The caller gets this error, and the call is undone at the server.
     Undo(Error),
-    Held(Grant),
+    /// It is granted with this token, by this word.
+    Held(u64, Sending),
 }
 
 impl Context {
@@ -92,7 +91,7 @@ impl Context {
         let (subject, session) = (target.subject(), &node.session.name);
         let names = call.slots.iter().map(|(name, _)| name);
         let mut cmd = request::acquire(subject, names, lease, wait_mode, session);
-        if call.request.owner.is_kept() {
+        if call.request.owner.is_kept {
             // Ask with the ACQUIRE itself: if WANTED were sent after the grant, a caller refused in
             // between would not be reported.
             cmd.arg("WANTED");
@@ -141,14 +140,7 @@ impl Context {
             Acquired::NotHeld { lease_left } => {
                 return Some(Next::Fail(Error::not_acquired(lease_left)));
             }
-            Acquired::Granted { token } => {
-                let grant = Grant {
-                    token,
-                    since: sending.at,
-                    counts_on: CountsOn::from(&sending),
-                };
-                return Some(call.granted(grant, sending.is_of_former_life()));
-            }
+            Acquired::Granted { token } => return Some(call.granted(token, sending.at_present())),
             Acquired::Queued { seq, life } => (seq, life),
         };
         let is_present = sending.session.life() == Some(life) || !sending.is_of_former_life();
@@ -200,17 +192,10 @@ impl Context {
         }
         match &event.what {
             What::Granted => {
-                let session = Arc::clone(&call.session);
-                let confidence = session.present()?;
-                let grant = Grant {
-                    token: event.token,
-                    since: since.map_or(asked.at, |since| since.max(asked.at)),
-                    counts_on: CountsOn {
-                        session,
-                        confidence,
-                    },
-                };
-                Some(call.granted(grant, false))
+                let mut by = asked.clone();
+                by.at = since.map_or(by.at, |since| since.max(by.at));
+                by.confidence = by.session.present()?;
+                Some(call.granted(event.token, by))
             }
             What::TimedOut { lease_left } => Some(Next::Fail(Error::not_acquired(*lease_left))),
             What::Left => Some(Next::Ask(None)),
@@ -226,28 +211,29 @@ impl Context {
 
     /// Takes the next step.
     pub(super) fn go_on(self: &Arc<Self>, id: CallId, next: Option<Next>) {
-        let end = || self.table.with(|state| state.calls.remove(&id));
+        let ended = || self.table.with(|state| state.calls.remove(&id));
         match next {
             None => {}
             Some(Next::Ask(there)) => self.ask(id, there),
             Some(Next::Pause) => self.ask_later(id),
             Some(Next::Refused) => self.table.with(|state| state.refused.0.push(id)),
             Some(Next::Fail(error)) => {
-                let Some(call) = end() else { return };
-                // Its node was replaced since the answer, and it has been asked for at another.
-                if let Phase::Asking = call.phase {
-                    let _ = self.undo(call).send(Err(error));
-                    return;
-                }
-                let slots = call.slots.iter();
-                slots.for_each(|(_, slot)| self.pass_turn(*slot));
-                let _ = call.reply.send(Err(error));
+                let Some(call) = ended() else { return };
+                let reply = if let Phase::Asking = call.phase {
+                    // Its node was replaced since the answer, and it has been asked for at another.
+                    self.undo(call)
+                } else {
+                    let slots = call.slots.iter();
+                    slots.for_each(|(_, slot)| self.pass_turn(*slot));
+                    call.reply
+                };
+                let _ = reply.send(Err(error));
             }
             Some(Next::Undo(error)) => {
-                let Some(call) = end() else { return };
-                let _ = self.undo(call).send(Err(error));
+                let reply = ended().map(|call| self.undo(call));
+                reply.map(|reply| reply.send(Err(error)));
             }
-            Some(Next::Held(grant)) => self.enter(id, &grant),
+            Some(Next::Held(token, by)) => self.enter(id, token, &by),
         }
     }
 
@@ -272,12 +258,12 @@ impl Context {
     }
 
     /// The call is granted: makes a hold for each name.
-    fn enter(self: &Arc<Self>, id: CallId, grant: &Grant) {
+    fn enter(self: &Arc<Self>, id: CallId, token: u64, by: &Sending) {
         let entered = self.table.with(|state| {
             let call = state.calls.remove(&id)?;
             let parts = call.slots.iter().map(|(name, id)| {
                 let target = call.request.target(name);
-                let hold = Hold::new(target, call.request.options, grant.clone());
+                let hold = Hold::new(target, call.request.options, token, by.clone());
                 state.enter(*id, &hold);
                 Held::new(self, hold, *id)
             });
@@ -363,12 +349,12 @@ impl Call {
 
     /// A grant can be counted on. If word of it came late, as to a process that was stopped, or
     /// under another life of the session, it is asked for again, which takes nothing more.
-    fn granted(&mut self, grant: Grant, former: bool) -> Next {
+    fn granted(&mut self, token: u64, by: Sending) -> Next {
         let lease = self.request.options.lease;
-        let is_late = grant.since.elapsed().saturating_mul(FRESH_PART) > lease;
-        let until = grant.counts_on.confidence.until();
+        let is_late = by.at.elapsed().saturating_mul(FRESH_PART) > lease;
+        let until = by.confidence.until();
         let is_lost = until.is_some_and(|until| until <= Instant::now());
-        if former || is_late || is_lost {
+        if by.is_of_former_life() || is_late || is_lost {
             // Without a pause where it can help: a short lease would end meanwhile.
             let again = if is_lost {
                 Next::Pause
@@ -380,7 +366,7 @@ impl Call {
         }
         // Events from now on concern the hold, and are kept for it.
         self.phase = Phase::Pausing;
-        Next::Held(grant)
+        Next::Held(token, by)
     }
 
     /// Whether it may try once more: nodes may redirect a call to each other until both have heard

@@ -168,11 +168,7 @@ impl Caller {
                     return helds;
                 }
                 Step::Wait(outlook) => self.wait(outlook).await?,
-                Step::Release(slot, hold) => {
-                    // Its guards must not say otherwise, whatever is confirmed meanwhile.
-                    hold.lost(Instant::now());
-                    self.context.send_release(&hold, slot, None);
-                }
+                Step::Release(slot, hold) => self.context.send_release(&hold, slot, None),
                 Step::Confirm(hold) => match renew::ask(&self.context, &hold, Aim::Hold).await {
                     Err(error) if !error.is_lost() => return Err(error),
                     _ => {}

@@ -90,7 +90,7 @@ impl Moves for Context {
         let is_left = |session: &Session| session.is_retired();
         let holds = self
             .table
-            .holds(|hold| has_moved(&hold.target.name) || is_left(&hold.counts_on().session));
+            .holds(|hold| has_moved(&hold.target.name) || is_left(&hold.session()));
         renew::all(&self, holds);
         // A node that no longer serves a lock tells its waiters so, unless the node is gone.
         self.ask_all(|call| {

@@ -33,7 +33,8 @@ pub(crate) struct Held {
     pub(crate) context: Arc<Context>,
     pub(crate) hold: Arc<Hold>,
     pub(super) slot: SlotId,
-    is_given_back: bool,
+    /// Tells its caller how the release went.
+    report: Report,
     /// Whether a kept lock stays here when this is given back: not before its caller has it.
     pub(super) stays: bool,
 }
@@ -45,7 +46,7 @@ impl Held {
             context: Arc::clone(context),
             hold,
             slot,
-            is_given_back: false,
+            report: None,
             stays: false,
         }
     }
@@ -53,30 +54,32 @@ impl Held {
     /// Whether callers of this process wait for it, where it is kept.
     pub(crate) fn is_waited_for_here(&self) -> bool {
         let has_line = |state: &mut State| state.at(self.slot).is_some_and(|slot| slot.has_line());
-        self.hold.target.owner.is_kept() && self.context.table.with(has_line)
+        self.hold.target.owner.is_kept && self.context.table.with(has_line)
     }
 
     /// Gives it back at once, and tells how that went.
-    pub(crate) fn release(&mut self) -> impl Future<Output = Result<(), Error>> + use<> {
+    pub(crate) fn release(mut self) -> impl Future<Output = Result<(), Error>> + use<> {
         let (report, outcome) = oneshot::channel();
-        self.give_back(Some(report));
-        async { outcome.await.unwrap_or_else(|_| Err(Error::shut_down())) }
-    }
-
-    fn give_back(&mut self, report: Report) {
-        if !std::mem::replace(&mut self.is_given_back, true) {
-            if !self.stays && self.hold.target.owner.is_kept() {
-                // As if another client wanted it, it is not kept.
-                self.hold.is_wanted();
-            }
-            self.context.give_back(&self.hold, self.slot, report);
+        self.report = Some(report);
+        // The client lives on until this is answered.
+        let context = Arc::clone(&self.context);
+        drop(self);
+        async move {
+            let outcome = outcome.await;
+            drop(context);
+            outcome.unwrap_or_else(|_| Err(Error::shut_down()))
         }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.give_back(None);
+        if !self.stays && self.hold.target.owner.is_kept {
+            // As if another client wanted it, it is not kept.
+            self.hold.is_wanted();
+        }
+        let report = self.report.take();
+        self.context.give_back(&self.hold, self.slot, report);
     }
 }
 
@@ -100,7 +103,7 @@ impl Context {
             Some(left) => self.send_release(&left, slot, report),
             None => tell(&mut report, Ok(())),
         }
-        if hold.target.owner.is_kept() {
+        if hold.target.owner.is_kept {
             self.make_room();
         }
     }

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, timeout_at};
 
 use crate::error::{Error, LostReason};
 use crate::locks::{Owner, Wanted};
 use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
-use crate::wire::{Confidence, Mode, Sending, Session, Subject};
+use crate::wire::{Mode, Sending, Session, Subject};
 use crate::{locked, metrics, trace};
 
 /// The terms of a hold, as its first guard has settled them.
@@ -47,31 +47,6 @@ impl Target {
     }
 }
 
-/// A grant by the server.
-#[derive(Clone, Debug)]
-pub(crate) struct Grant {
-    pub(crate) token: u64,
-    /// It has not begun earlier.
-    pub(crate) since: Instant,
-    pub(crate) counts_on: CountsOn,
-}
-
-/// By whose word it is held.
-#[derive(Clone, Debug)]
-pub(crate) struct CountsOn {
-    pub(crate) session: Arc<Session>,
-    pub(crate) confidence: Arc<Confidence>,
-}
-
-impl From<&Sending> for CountsOn {
-    fn from(sending: &Sending) -> Self {
-        Self {
-            session: Arc::clone(&sending.session),
-            confidence: sending.confidence(),
-        }
-    }
-}
-
 /// One hold of one owner, shared by all its guards.
 pub(crate) struct Hold {
     pub(crate) target: Target,
@@ -100,27 +75,26 @@ pub(crate) struct Hold {
 impl Hold {
     /// A hold with one guard. Where grants must be acknowledged, its lease counts all the same:
     /// nobody hears of it before.
-    pub(crate) fn new(target: Target, options: HoldOptions, grant: Grant) -> Arc<Self> {
-        let begun = grant.since;
+    pub(crate) fn new(target: Target, options: HoldOptions, token: u64, by: Sending) -> Arc<Self> {
+        let begun = by.at;
         let cap = options.max_hold.and_then(|max| begun.checked_add(max));
         let (since, length) = (begun, options.lease);
-        let span = trace::hold(target.shown(), &target.owner, target.mode, grant.token);
+        let span = trace::hold(target.shown(), &target.owner, target.mode, token);
         Arc::new(Self {
-            token: grant.token,
+            token,
             options,
             begun,
             cap,
             validity: Mutex::new(Validity {
                 lease: Lease { since, length },
-                counts_on: grant.counts_on,
-                since,
+                by,
                 is_unacknowledged: false,
             }),
             lost: OnceLock::new(),
             is_gone: AtomicBool::new(false),
             changed: Notify::new(),
             // The ACQUIRE of a kept lock asks for WANTED already.
-            wanted: Wanted::new(target.owner.is_kept()),
+            wanted: Wanted::new(target.owner.is_kept),
             guards: AtomicUsize::new(1),
             renewing: Arc::default(),
             span,
@@ -183,7 +157,7 @@ impl Hold {
 
     /// When it is lost unless something more is heard.
     pub(crate) fn end(&self) -> Instant {
-        let session = locked(&self.validity).counts_on.confidence.until();
+        let session = locked(&self.validity).by.confidence.until();
         let until = self.valid_until();
         session.map_or(until, |session| session.min(until))
     }
@@ -234,23 +208,18 @@ impl Hold {
         self.is_gone.load(Ordering::Acquire)
     }
 
-    /// By whose word it is held.
-    pub(crate) fn counts_on(&self) -> CountsOn {
-        locked(&self.validity).counts_on.clone()
+    /// The session by whose word it is held.
+    pub(crate) fn session(&self) -> Arc<Session> {
+        Arc::clone(&locked(&self.validity).by.session)
     }
 
     pub(crate) fn is_of(&self, session: &Arc<Session>) -> bool {
-        Arc::ptr_eq(&locked(&self.validity).counts_on.session, session)
+        Arc::ptr_eq(&locked(&self.validity).by.session, session)
     }
 
     /// Whether the session has begun anew since this was confirmed.
     pub(crate) fn is_of_former_life(&self) -> bool {
-        let validity = locked(&self.validity);
-        let CountsOn {
-            session,
-            confidence,
-        } = &validity.counts_on;
-        session.life() != Some(confidence.life)
+        locked(&self.validity).by.is_of_former_life()
     }
 
     /// As much of the whole lease as the longest hold allows.
@@ -260,10 +229,10 @@ impl Hold {
         whole_millis(lease).max(MILLI)
     }
 
-    /// The lease for an automatic renewal: the whole lease, or the rest of it if the caller set
-    /// one.
-    pub(crate) fn lease_kept(&self, now: Instant) -> Duration {
-        if self.options.renewed {
+    /// The lease for a renewal: the whole lease, or if it need not begin `anew`, the rest of one
+    /// that the caller has set.
+    pub(crate) fn lease_to_ask(&self, anew: bool, now: Instant) -> Duration {
+        if anew || self.options.renewed {
             return self.lease_anew(now);
         }
         whole_millis(self.lease_left(now)).max(MILLI)
@@ -289,10 +258,7 @@ impl Hold {
                 Ok(found) => return found,
                 Err(next) => next,
             };
-            tokio::select! {
-                () = sleep_until(next) => {}
-                () = changed => {}
-            }
+            let _ = timeout_at(next, changed).await;
         }
     }
 
@@ -304,8 +270,8 @@ impl Hold {
     /// more.
     pub(crate) fn renewed(
         &self,
-        lease: Lease,
-        counts_on: CountsOn,
+        length: Duration,
+        by: Sending,
         acknowledged: Option<&Result<(), Error>>,
         now: Instant,
     ) -> Result<(), LostReason> {
@@ -316,6 +282,8 @@ impl Hold {
         if let Some(acknowledged) = acknowledged {
             validity.is_unacknowledged = acknowledged.is_err();
         }
+        let since = by.at;
+        let lease = Lease { since, length };
         // A late reply does not shorten the validity.
         let is_longer = valid_until(lease) > valid_until(validity.lease);
         if matches!(acknowledged, Some(Ok(()))) && is_longer {
@@ -323,8 +291,8 @@ impl Hold {
         }
         // The renewal that was sent last says which node confirms the hold: after a move the former
         // node must not count any more.
-        if lease.since >= validity.since {
-            (validity.counts_on, validity.since) = (counts_on, lease.since);
+        if since >= validity.by.at {
+            validity.by = by.at_present();
         }
         Ok(())
     }
@@ -335,10 +303,8 @@ impl Hold {
 struct Validity {
     /// The lease that ends last.
     lease: Lease,
-    /// By whose word it is held.
-    counts_on: CountsOn,
-    /// When that was confirmed.
-    since: Instant,
+    /// By whose word it is held, and since when that is confirmed.
+    by: Sending,
     /// Whether the last renewal that was to be acknowledged was not.
     is_unacknowledged: bool,
 }
@@ -346,14 +312,17 @@ struct Validity {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::wire::Confidence;
 
     const LEASE: Duration = Duration::from_secs(1);
     const GRACE: Duration = Duration::from_secs(5);
 
-    fn counts_on(sent: Instant, grace: Duration) -> CountsOn {
-        CountsOn {
+    fn by(at: Instant, grace: Duration) -> Sending {
+        Sending {
+            at,
+            again: false,
             session: Session::new("client".into(), grace, None, Arc::default()),
-            confidence: Confidence::new(1, sent, grace),
+            confidence: Confidence::new(1, at, grace),
         }
     }
 
@@ -368,16 +337,7 @@ pub(crate) mod tests {
             renewed: true,
             max_hold,
         };
-        let counts_on = counts_on(since, grace);
-        Hold::new(
-            target,
-            options,
-            Grant {
-                token: 7,
-                since,
-                counts_on,
-            },
-        )
+        Hold::new(target, options, 7, by(since, grace))
     }
 
     fn after(start: Instant, ms: u64) -> Instant {
@@ -392,11 +352,7 @@ pub(crate) mod tests {
         acknowledged: &Result<(), Error>,
         now: Instant,
     ) -> Result<(), LostReason> {
-        let lease = Lease {
-            since: sent,
-            length: LEASE,
-        };
-        hold.renewed(lease, counts_on(sent, GRACE), Some(acknowledged), now)
+        hold.renewed(LEASE, by(sent, GRACE), Some(acknowledged), now)
     }
 
     #[test]

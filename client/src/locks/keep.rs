@@ -30,7 +30,7 @@ pub(super) type Place = (Instant, u64);
 /// needs half of its lease and of its longest hold. The session must be connected, or a loss would
 /// be heard too late.
 pub(super) fn is_fit(hold: &Hold, now: Instant) -> bool {
-    let is_heard_of = hold.counts_on().session.is_attached() && !hold.is_of_former_life();
+    let is_heard_of = hold.session().is_attached() && !hold.is_of_former_life();
     is_heard_of && may_be_kept(hold, now) && hold.leaves_half(now)
 }
 
@@ -96,6 +96,10 @@ impl Context {
     /// When to look again at a kept hold; never, if it is kept no more. It goes back, if another
     /// process wants it or it was idle for long enough, and its turn is passed if it is lost.
     fn look(self: &Arc<Self>, slot: SlotId, hold: &Arc<Hold>, idle: Duration) -> Option<Instant> {
+        if hold.wanted.may_be_kept() && hold.listen(self).is_err() {
+            // The server cannot tell: it goes back, as if it had.
+            hold.is_wanted();
+        }
         let (now, mut next) = (Instant::now(), None);
         self.release_after(slot, |state| {
             let place = state.at(slot).filter(|place| place.has(hold))?;
@@ -125,10 +129,8 @@ pub(super) fn watch(context: &Arc<Context>, slot: SlotId, hold: &Arc<Hold>, idle
     let (this, hold) = (Arc::downgrade(context), Arc::clone(hold));
     let watching = async move {
         let look = || {
-            let next = Weak::upgrade(&this).and_then(|context| {
-                hold.listen_while_kept(&context);
-                context.look(slot, &hold, idle)
-            });
+            let next = Weak::upgrade(&this);
+            let next = next.and_then(|context| context.look(slot, &hold, idle));
             next.map_or(Ok(()), Err)
         };
         hold.until(look).await;

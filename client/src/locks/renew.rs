@@ -9,8 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, LostReason};
 use crate::locks::held::{Report, tell};
-use crate::locks::{Context, CountsOn, Hold};
-use crate::time::Lease;
+use crate::locks::{Context, Hold};
 use crate::wire::reply::{read_by, read_renewed};
 use crate::wire::{Manner, Outcome, Request, Sending, request};
 use crate::{Backoff, metrics, task};
@@ -74,10 +73,7 @@ fn start(
     report: Report,
 ) {
     let now = Instant::now();
-    let length = match aim {
-        Aim::Anew => hold.lease_anew(now),
-        Aim::Hold | Aim::Lease => hold.lease_kept(now),
-    };
+    let length = hold.lease_to_ask(aim == Aim::Anew, now);
     let node = context.router.home(&hold.target.name);
     let wanted = hold.wanted.asks();
     let (target, session) = (&hold.target, &node.session);
@@ -100,9 +96,8 @@ fn start(
                 renewing.told(is_held.map(|is_held| (is_held, by_enough.clone())), sending);
             }
         });
-        return node
-            .link
-            .send(Request::new(cmd, &target.name, Manner::Twice, then));
+        let request = Request::new(cmd, &target.name, Manner::Twice, then);
+        return node.link.send(request);
     };
     let Some(confidence) = session.present() else {
         return renewing.told(Err(session.trouble()), None);
@@ -163,11 +158,8 @@ impl Renewing {
             self.hold.mark_gone(LostReason::NotHeld);
             return Err(Error::lost(LostReason::NotHeld));
         };
-        let (since, length, now) = (sending.at, self.length, Instant::now());
-        let (lease, by_whom) = (Lease { since, length }, CountsOn::from(&sending));
-        let renewed = self
-            .hold
-            .renewed(lease, by_whom, acknowledged.as_ref(), now);
+        let (by_enough, now) = (acknowledged.as_ref(), Instant::now());
+        let renewed = self.hold.renewed(self.length, sending, by_enough, now);
         renewed.map_err(Error::lost)?;
         acknowledged.unwrap_or(Ok(()))
     }

@@ -91,7 +91,7 @@ impl Hold {
     }
 
     /// Sees to it that the server tells when it is wanted.
-    fn listen(self: &Arc<Self>, context: &Arc<Context>) -> Result<(), Error> {
+    pub(super) fn listen(self: &Arc<Self>, context: &Arc<Context>) -> Result<(), Error> {
         if let Some(refused) = self.wanted.refusal() {
             return Err(refused);
         }
@@ -100,13 +100,6 @@ impl Hold {
             renew::one(context, self, Aim::Hold);
         }
         Ok(())
-    }
-
-    /// The same for a lock that is kept, which goes back if the server cannot tell.
-    pub(super) fn listen_while_kept(self: &Arc<Self>, context: &Arc<Context>) {
-        if self.wanted.may_be_kept() && self.listen(context).is_err() {
-            self.is_wanted();
-        }
     }
 }
 
