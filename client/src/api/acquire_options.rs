@@ -150,8 +150,8 @@ impl AcquireOptions {
         Err(error)
     }
 
-    /// Keeps the taken parts while the call waits for the rest. Ends when one of them is lost. Those
-    /// without a lease of their own the watchdog renews.
+    /// Keeps the taken parts while the call waits for the rest. Ends when one of them is lost. The
+    /// watchdog renews parts without a lease of their own.
     async fn keep<M>(&self, taken: &Guard<M>, pace: &mut Interval) -> Error {
         loop {
             tokio::select! {

@@ -87,8 +87,8 @@ impl RwLock {
 }
 
 awaited! {
-    /// Awaiting a read-write lock is calling its [`write()`](RwLock::write): who does not say how it is
-    /// to be taken has it alone, which is right for whatever it is used.
+    /// Awaiting a read-write lock is calling its [`write()`](RwLock::write): a caller that does not
+    /// say how it takes the lock has it alone, which is right for any use.
     ///
     /// # Examples
     ///

@@ -14,11 +14,19 @@ use crate::time::MILLI;
 use crate::topology::{Node, Route};
 use crate::wire;
 use crate::wire::reply::{read_acquired, read_by};
-use crate::wire::{Acquired, Event, Manner, Outcome, Sending, Session, What, request};
+use crate::wire::{Acquired, Event, Manner, Outcome, Sending, What, request};
 
 /// Takes the locks that the request names.
 pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<Helds, Error> {
-    check(context, &request)?;
+    // Two clients that share an owner would each think that it is alone.
+    if !request.owner.is_of(&context.settings.id) {
+        return Err(Error::refused("the owner belongs to another client"));
+    }
+    if context.background.closing.is_cancelled() {
+        return Err(Error::shut_down());
+    }
+    let first = request.names.first().map_or(&[][..], |name| name);
+    context.node_with_room(first)?;
     let mut helds = Caller::new(context, request).take().await?;
     // A grant counts only when enough copies have it. The next call of its owner waits for that
     // too. A kept lock that is handed on was acknowledged before.
@@ -30,19 +38,6 @@ pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<
     }
     helds.iter_mut().for_each(|held| held.stays = true);
     Ok(helds)
-}
-
-fn check(context: &Context, request: &Request) -> Result<(), Error> {
-    // Two clients that share an owner would each think that it is alone.
-    if !request.owner.is_of(&context.settings.id) {
-        return Err(Error::refused("the owner belongs to another client"));
-    }
-    if context.background.closing.is_cancelled() {
-        return Err(Error::shut_down());
-    }
-    let first = request.names.first().map_or(&[][..], |name| name);
-    context.node_with_room(first)?;
-    Ok(())
 }
 
 /// The next step after an answer or an event. It is taken after the table's mutex is released.
@@ -323,21 +318,6 @@ impl Context {
         let cancel = request::cancel(first.subject());
         link.send(wire::Request::new(cancel, &first.name, Manner::Twice, then));
         call.reply
-    }
-
-    /// A server is not there. The calls that it has not taken in end in time, and all if it refuses
-    /// us.
-    pub(super) fn give_up_unheard(self: &Arc<Self>, session: &Arc<Session>) {
-        let (timeout, trouble) = (self.router.response_timeout, session.trouble());
-        let late = self.table.calls(|call| {
-            let is_pausing = !call.was_queued && !matches!(call.phase, Phase::Asking);
-            let ends = trouble.is_final() || is_pausing && call.since.elapsed() >= timeout;
-            Arc::ptr_eq(&call.session, session) && ends
-        });
-        for id in late {
-            // An earlier copy may have been carried out.
-            self.go_on(id, Some(Next::Undo(trouble.clone())));
-        }
     }
 }
 

@@ -135,7 +135,7 @@ impl Caller {
     /// The time is up, and the server's own word has not come.
     fn no_answer(&self) -> Error {
         let Some(id) = self.call else {
-            return self.busy();
+            return self.context.trouble_or(BUSY);
         };
         let may_be_held = self.context.table.with(|state| {
             let call = state.calls.get_mut(&id);
@@ -147,11 +147,6 @@ impl Caller {
         // The server refused all commands that were sent, and the reason has not passed.
         let trouble = self.context.router.trouble();
         trouble.unwrap_or_else(Error::not_attached)
-    }
-
-    fn busy(&self) -> Error {
-        let busy = "an earlier command of this owner is not answered";
-        self.context.trouble_or(busy)
     }
 
     /// Takes part in what the owner holds, and asks for the rest.
@@ -197,7 +192,7 @@ impl Caller {
         }
         if self.look_at <= now {
             if turn.is_some() && self.seen == turn && !self.was_held_up {
-                return Err(self.busy());
+                return Err(self.context.trouble_or(BUSY));
             }
             let timeout = self.context.router.response_timeout;
             self.seen = turn;
@@ -307,6 +302,8 @@ impl Drop for Caller {
         }
     }
 }
+
+const BUSY: &str = "an earlier command of this owner is not answered";
 
 /// A call gives up on an answer this much later than the link does.
 const LINK_FIRST: Duration = Duration::from_millis(20);

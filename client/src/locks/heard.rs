@@ -46,8 +46,19 @@ impl Listener for Context {
 
     fn broken(&self, session: &Arc<Session>) {
         self.router.request_refresh();
-        if let Some(this) = self.this.upgrade() {
-            this.give_up_unheard(session);
+        let Some(this) = self.this.upgrade() else {
+            return;
+        };
+        // The calls that the server has not taken in end in time, and all if it refuses us.
+        let (timeout, trouble) = (this.router.response_timeout, session.trouble());
+        let ending = this.table.calls(|call| {
+            let is_pausing = !call.was_queued && !matches!(call.phase, Phase::Asking);
+            let ends = trouble.is_final() || is_pausing && call.since.elapsed() >= timeout;
+            Arc::ptr_eq(&call.session, session) && ends
+        });
+        for id in ending {
+            // An earlier copy may have been carried out.
+            this.go_on(id, Some(Next::Undo(trouble.clone())));
         }
     }
 

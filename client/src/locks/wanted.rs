@@ -1,4 +1,5 @@
-//! Whether other owners wait for a held lock. A renewal asks the server to tell, which it does once.
+//! Whether other owners wait for a held lock: a renewal asks the server to tell, which it does
+//! once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
