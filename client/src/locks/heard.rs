@@ -40,7 +40,9 @@ impl Listener for Context {
         }
         let refused = |state: &mut State| std::mem::take(&mut state.refused);
         let (calls, holds) = this.table.with(refused);
-        calls.into_iter().for_each(|id| this.ask(id, None));
+        for id in calls {
+            this.ask(id, None);
+        }
         renew::all(&this, holds);
     }
 
