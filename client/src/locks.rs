@@ -15,7 +15,6 @@ pub use owner::Owner;
 
 mod wanted;
 use wanted::Wanted;
-pub(crate) use wanted::wanted;
 
 pub(crate) mod hold;
 pub(crate) use hold::{Hold, HoldOptions, Target};
@@ -42,6 +41,9 @@ pub(crate) mod acquire;
 mod heard;
 
 pub(crate) mod guarded;
+
+mod listen;
+pub(crate) use listen::wanted;
 
 mod keep;
 pub(crate) use keep::KeptKey;

@@ -162,8 +162,8 @@ impl Hold {
         session.map_or(until, |session| session.min(until))
     }
 
-    /// The reason of the loss, if the hold is lost. It is marked as lost then, as the caller acts on
-    /// that: a renewal that another thread hears a moment later must not make it valid again. A
+    /// The reason of the loss, if the hold is lost. It is marked as lost then, as the caller acts
+    /// on that: a renewal that another thread hears a moment later must not make it valid again. A
     /// task that waits for the loss looks again at the end by itself.
     pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
         if self.lost.get().is_none() && now >= self.end() {
