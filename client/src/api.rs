@@ -32,4 +32,5 @@ use acquire_options::AcquireOptions;
 
 // The methods that these have in common, written once.
 mod methods;
+use methods::awaited;
 pub(crate) use methods::{setters, verbs};

@@ -17,14 +17,7 @@ mod wanted;
 use wanted::Wanted;
 
 pub(crate) mod hold;
-use hold::{CountsOn, Grant};
 pub(crate) use hold::{Hold, HoldOptions, Target};
-
-mod request;
-pub(crate) use request::Request;
-
-// The outcome of a command, for its caller.
-mod report;
 
 // These three name each other: a client has pending calls, a call has guards, a guard its client.
 mod table;
@@ -41,12 +34,11 @@ pub(crate) mod renew;
 pub(crate) use renew::Aim;
 
 mod caller;
+pub(crate) use caller::Request;
 
 pub(crate) mod acquire;
 
 mod heard;
-
-mod start;
 
 pub(crate) mod guarded;
 

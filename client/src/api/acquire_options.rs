@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 use tokio::task::coop::consume_budget;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, Interval, interval, timeout_at};
 
 use crate::api::Guard;
 use crate::locks::Helds;
@@ -44,13 +44,11 @@ impl AcquireOptions {
             consume_budget().await;
             return Ok(Guard::of(smallvec![held]));
         }
-        let owner = self.owner.clone().unwrap_or_else(|| self.context.owner());
+        let owner = self.owner.clone();
+        let mut owner = owner.unwrap_or_else(|| self.context.owner());
+        owner.is_kept = kept.is_some();
         let request = Request {
-            owner: if kept.is_some() {
-                owner.of_kept()
-            } else {
-                owner
-            },
+            owner,
             names: self.names.clone(),
             mode,
             options: self.hold_options(),
@@ -62,7 +60,10 @@ impl AcquireOptions {
             // Most calls do not come here, and their futures need not have the room for it.
             return Box::pin(self.take_parts(request, parts)).await;
         }
-        acquire(&self.context, request).await.map(Guard::of)
+        let helds = acquire(&self.context, request).await?;
+        let mut guard = Guard::of(Helds::new());
+        guard.add(helds, &self.names);
+        Ok(guard)
     }
 
     /// Refuses values out of their bounds, also where the owner's first guard has settled the
@@ -79,7 +80,7 @@ impl AcquireOptions {
         Err(Error::refused(match &self.owner {
             _ if self.names.is_empty() => "several locks at once need a name",
             // It would be entered beside the guard that has it then.
-            Some(owner) if owner.is_kept() => {
+            Some(owner) if owner.is_kept => {
                 "the owner is that of a kept lock, which others use next"
             }
             Some(_) if self.kept_for.is_some() => {
@@ -111,34 +112,35 @@ impl AcquireOptions {
             WaitMode::Until(deadline) => deadline.checked_add(response_timeout),
             WaitMode::None | WaitMode::Forever => None,
         };
-        // One deadline for all parts: if each part began a new one, quick parts would put off the
-        // renewal for ever.
-        let mut renew_at = self.renewal_after(Instant::now());
-        let mut parts = parts.iter();
+        // One for all parts: if each part began a new one, quick parts would put off the renewal
+        // for ever.
+        let mut pace = interval(part(request.options.lease, KEEP_PARTS));
+        pace.reset();
         let rest = async {
-            while let Some(part) = parts.next() {
+            for part in parts {
                 let part = Request {
                     names: part.iter().cloned().collect(),
                     ..request.clone()
                 };
                 let next = tokio::select! {
                     next = acquire(&self.context, part) => next?,
-                    error = self.keep(&taken, &mut renew_at) => return Err(error),
+                    error = self.keep(&taken, &mut pace) => return Err(error),
                 };
+                taken.add(next, &self.names);
+            }
+            if self.lease.is_some() {
                 // The lease begins with the last of the grants.
-                let begins_anew = parts.len() == 0 && self.lease.is_some();
                 let renewed = match limit {
-                    _ if !begins_anew => Ok(Ok(())),
                     Some(limit) => timeout_at(limit, taken.renew()).await,
                     None => Ok(taken.renew().await),
                 };
-                taken.add(next, &self.names);
                 renewed.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
             }
             taken.still_held()
         };
-        let rest = rest.await;
-        let Err(error) = rest else { return Ok(taken) };
+        let Err(error) = rest.await else {
+            return Ok(taken);
+        };
         // Release the parts before the call fails: the caller's next step may count on that.
         let limit = limit.or_else(|| Instant::now().checked_add(response_timeout));
         if let Some(at_the_latest) = limit {
@@ -148,23 +150,16 @@ impl AcquireOptions {
         Err(error)
     }
 
-    /// Keeps the taken parts while the call waits for the rest. Ends when one of them is lost.
-    async fn keep<M>(&self, taken: &Guard<M>, renew_at: &mut Option<Instant>) -> Error {
-        while let Some(at) = *renew_at {
-            if let Ok(reason) = timeout_at(at, taken.lost()).await {
-                return Error::lost(reason);
+    /// Keeps the taken parts while the call waits for the rest. Ends when one of them is lost. The
+    /// watchdog renews parts without a lease of their own.
+    async fn keep<M>(&self, taken: &Guard<M>, pace: &mut Interval) -> Error {
+        loop {
+            tokio::select! {
+                reason = taken.lost() => return Error::lost(reason),
+                // If the lease has ended, that is heard above.
+                _ = pace.tick(), if self.lease.is_some() => drop(taken.renew().await),
             }
-            *renew_at = self.renewal_after(Instant::now());
-            // The lease goes on; that it has ended, if so it is, is heard above.
-            let _ = taken.renew().await;
         }
-        Error::lost(taken.lost().await)
-    }
-
-    /// The next renewal of a part that has a lease of its own. Without one the watchdog renews it.
-    fn renewal_after(&self, now: Instant) -> Option<Instant> {
-        let lease = self.lease.map(|_| self.hold_options().lease)?;
-        now.checked_add(part(lease, KEEP_PARTS))
     }
 
     fn hold_options(&self) -> HoldOptions {

@@ -300,13 +300,10 @@ impl<M> Guard<M> {
     /// is the shared one, which is larger than the others; in a cluster it counts only for the slot
     /// of the first name: see [`token_of`](MultiGuard::token_of).
     pub fn token(&self) -> u64 {
+        let (first, are_several) = (self.hold(), self.context().router.are_several());
         // In a cluster only those of one slot can be compared.
-        let slot = |hold: &Arc<Hold>| {
-            let are_several = self.context().router.are_several();
-            are_several.then(|| slot_of(&hold.target.name))
-        };
-        let first = slot(self.hold());
-        let of_first = self.holds().filter(|hold| slot(hold) == first);
+        let slot = |hold: &Hold| are_several.then(|| slot_of(&hold.target.name));
+        let of_first = self.holds().filter(|hold| slot(hold) == slot(first));
         of_first.map(|hold| hold.token).max().unwrap_or_default()
     }
 
@@ -436,8 +433,10 @@ impl<M> Guard<M> {
     /// ```
     pub async fn renew(&self) -> Result<(), Error> {
         self.still_held()?;
-        let renew = |held: &Held| renew::ask(&held.context, &held.hold, Aim::Anew);
-        try_join_all(self.helds.iter().map(renew)).await?;
+        let renewals = self
+            .holds()
+            .map(|hold| renew::ask(self.context(), hold, Aim::Anew));
+        try_join_all(renewals).await?;
         Ok(())
     }
 
@@ -467,8 +466,8 @@ impl<M> Guard<M> {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn unlock(mut self) -> Result<(), Error> {
-        let released: SmallVec<[_; 1]> = self.helds.iter_mut().map(Held::release).collect();
+    pub async fn unlock(self) -> Result<(), Error> {
+        let released: SmallVec<[_; 1]> = self.helds.into_iter().map(Held::release).collect();
         let mut outcome = Ok(());
         for one in released {
             outcome = outcome.and(one.await);

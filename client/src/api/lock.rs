@@ -1,10 +1,8 @@
 //! A named lock and the three ways of taking it.
 
-use std::pin::Pin;
 use std::time::Duration;
 
-use crate::Error;
-use crate::api::{AcquireOptions, Guard, setters, verbs};
+use crate::api::{AcquireOptions, Guard, awaited, setters, verbs};
 use crate::wire::{Mode, WaitMode};
 
 /// A lock by its name, made by [`Client::lock`](crate::Client::lock). Cheap to clone; nothing is
@@ -121,21 +119,16 @@ impl Lock {
     }
 }
 
-/// Awaiting a lock is calling its [`lock()`](Lock::lock).
-///
-/// # Examples
-///
-/// ```no_run
-/// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
-/// let guard = client.lock("orders").await?;
-/// # Ok(())
-/// # }
-/// ```
-impl IntoFuture for Lock {
-    type Output = Result<Guard, Error>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.lock().await })
-    }
+awaited! {
+    /// Awaiting a lock is calling its [`lock()`](Lock::lock).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let guard = client.lock("orders").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    Lock by lock: Guard
 }

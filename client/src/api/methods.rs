@@ -172,4 +172,19 @@ macro_rules! verbs {
     };
 }
 
-pub(crate) use {setters, verbs};
+/// Awaiting a lock is calling one of its verbs.
+macro_rules! awaited {
+    ($(#[$doc:meta])* $lock:ident by $verb:ident: $guard:ident) => {
+        $(#[$doc])*
+        impl IntoFuture for $lock {
+            type Output = Result<$guard, crate::Error>;
+            type IntoFuture = std::pin::Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+            fn into_future(self) -> Self::IntoFuture {
+                Box::pin(async move { self.$verb().await })
+            }
+        }
+    };
+}
+
+pub(crate) use {awaited, setters, verbs};

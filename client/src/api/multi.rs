@@ -1,9 +1,6 @@
 //! Several locks that are taken at once.
 
-use std::pin::Pin;
-
-use crate::Error;
-use crate::api::{AcquireOptions, MultiGuard, setters, verbs};
+use crate::api::{AcquireOptions, MultiGuard, awaited, setters, verbs};
 use crate::wire::{Mode, WaitMode};
 
 /// Several locks by their names, made by [`Client::multi`](crate::Client::multi), which are taken
@@ -66,21 +63,16 @@ impl MultiLock {
     }
 }
 
-/// Awaiting several locks is calling their [`lock()`](MultiLock::lock).
-///
-/// # Examples
-///
-/// ```no_run
-/// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
-/// let guard = client.multi(["account:1", "account:2"]).await?;
-/// # Ok(())
-/// # }
-/// ```
-impl IntoFuture for MultiLock {
-    type Output = Result<MultiGuard, Error>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.lock().await })
-    }
+awaited! {
+    /// Awaiting several locks is calling their [`lock()`](MultiLock::lock).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let guard = client.multi(["account:1", "account:2"]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    MultiLock by lock: MultiGuard
 }

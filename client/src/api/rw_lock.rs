@@ -1,9 +1,6 @@
 //! A named read-write lock and the ways of taking it.
 
-use std::pin::Pin;
-
-use crate::Error;
-use crate::api::{AcquireOptions, ReadGuard, WriteGuard, setters, verbs};
+use crate::api::{AcquireOptions, ReadGuard, WriteGuard, awaited, setters, verbs};
 use crate::wire::{Mode, WaitMode};
 
 /// A read-write lock by its name, made by [`Client::rw_lock`](crate::Client::rw_lock): any number
@@ -89,22 +86,17 @@ impl RwLock {
     }
 }
 
-/// Awaiting a read-write lock is calling its [`write()`](RwLock::write): who does not say how it is
-/// to be taken has it alone, which is right for whatever it is used.
-///
-/// # Examples
-///
-/// ```no_run
-/// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
-/// let alone = client.rw_lock("prices").await?;
-/// # Ok(())
-/// # }
-/// ```
-impl IntoFuture for RwLock {
-    type Output = Result<WriteGuard, Error>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.write().await })
-    }
+awaited! {
+    /// Awaiting a read-write lock is calling its [`write()`](RwLock::write): a caller that does not
+    /// say how it takes the lock has it alone, which is right for any use.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let alone = client.rw_lock("prices").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    RwLock by write: WriteGuard
 }

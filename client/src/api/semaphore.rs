@@ -1,9 +1,8 @@
 //! A named semaphore and the ways of taking its permits.
 
-use std::pin::Pin;
 use std::time::Duration;
 
-use crate::api::{AcquireOptions, PermitsGuard, setters};
+use crate::api::{AcquireOptions, PermitsGuard, awaited, setters};
 use crate::error::Error;
 use crate::wire::{Mode, WaitMode};
 
@@ -198,21 +197,16 @@ impl Semaphore {
     }
 }
 
-/// Awaiting a semaphore is calling its [`acquire()`](Semaphore::acquire).
-///
-/// # Examples
-///
-/// ```no_run
-/// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
-/// let permit = client.semaphore("exports", 5).await?;
-/// # Ok(())
-/// # }
-/// ```
-impl IntoFuture for Semaphore {
-    type Output = Result<PermitsGuard, Error>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.acquire().await })
-    }
+awaited! {
+    /// Awaiting a semaphore is calling its [`acquire()`](Semaphore::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// # async fn example(client: rlock_client::Client) -> Result<(), rlock_client::Error> {
+    /// let permit = client.semaphore("exports", 5).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    Semaphore by acquire: PermitsGuard
 }

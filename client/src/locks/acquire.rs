@@ -3,45 +3,21 @@
 
 use std::sync::{Arc, Weak};
 
-use smallvec::SmallVec;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::error::{Code, Error};
 use crate::locks::caller::Caller;
 use crate::locks::table::Turn;
-use crate::locks::{
-    Aim, Call, CallId, Context, CountsOn, Grant, Held, Helds, Hold, Phase, Request, State, keep,
-    renew,
-};
+use crate::locks::{Aim, Call, CallId, Context, Held, Helds, Hold, Phase, Request, keep, renew};
 use crate::time::MILLI;
 use crate::topology::{Node, Route};
+use crate::wire;
 use crate::wire::reply::{read_acquired, read_by};
-use crate::wire::{Acquired, Event, Manner, Outcome, Sending, Session, Then, What, request};
-use crate::{task, wire};
+use crate::wire::{Acquired, Event, Manner, Outcome, Sending, What, request};
 
 /// Takes the locks that the request names.
 pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<Helds, Error> {
-    check(context, &request)?;
-    let mut helds = Caller::new(context, request).take().await?;
-    // A kept lock that is handed on was acknowledged before.
-    if context.router.acknowledges() && helds.iter().any(|held| !held.stays) {
-        Box::pin(acknowledged(&helds)).await?;
-    }
-    helds.iter_mut().for_each(|held| held.stays = true);
-    Ok(helds)
-}
-
-/// A grant counts only when enough copies have it. The next call of its owner waits for that too.
-async fn acknowledged(helds: &Helds) -> Result<(), Error> {
-    for held in helds {
-        let renewed = renew::ask(&held.context, &held.hold, Aim::Lease).await;
-        renewed.map_err(Error::unacknowledged)?;
-    }
-    Ok(())
-}
-
-fn check(context: &Context, request: &Request) -> Result<(), Error> {
     // Two clients that share an owner would each think that it is alone.
     if !request.owner.is_of(&context.settings.id) {
         return Err(Error::refused("the owner belongs to another client"));
@@ -50,10 +26,18 @@ fn check(context: &Context, request: &Request) -> Result<(), Error> {
         return Err(Error::shut_down());
     }
     let first = request.names.first().map_or(&[][..], |name| name);
-    if context.router.home(first).link.is_full() {
-        return Err(Error::unavailable("too many commands wait for an answer"));
+    context.node_with_room(first)?;
+    let mut helds = Caller::new(context, request).take().await?;
+    // A grant counts only when enough copies have it. The next call of its owner waits for that
+    // too. A kept lock that is handed on was acknowledged before.
+    if context.router.acknowledges() && helds.iter().any(|held| !held.stays) {
+        for held in &helds {
+            let renewed = Box::pin(renew::ask(context, &held.hold, Aim::Lease)).await;
+            renewed.map_err(Error::unacknowledged)?;
+        }
     }
-    Ok(())
+    helds.iter_mut().for_each(|held| held.stays = true);
+    Ok(helds)
 }
 
 /// The next step after an answer or an event. It is taken after the table's mutex is released.
@@ -68,7 +52,8 @@ pub(super) enum Next {
     Fail(Error),
     /// The caller gets this error, and the call is undone at the server.
     Undo(Error),
-    Held(Grant),
+    /// It is granted with this token, by this word.
+    Held(u64, Sending),
 }
 
 impl Context {
@@ -76,7 +61,7 @@ impl Context {
     pub(super) fn ask(self: &Arc<Self>, id: CallId, there: Option<Route>) {
         // Handed over under the lock: what undoes the call is handed over behind it.
         let unsent = self.table.with(|state| {
-            let call = state.call(id)?;
+            let call = state.calls.get_mut(&id)?;
             if let Phase::Asking = call.phase {
                 return None;
             }
@@ -101,7 +86,7 @@ impl Context {
         let (subject, session) = (target.subject(), node.session.name());
         let names = call.slots.iter().map(|(name, _)| name);
         let mut cmd = request::acquire(subject, names, lease, wait_mode, session);
-        if call.request.owner.is_kept() {
+        if call.request.owner.is_kept {
             // Ask with the ACQUIRE itself: if WANTED were sent after the grant, a caller refused in
             // between would not be reported.
             cmd.arg("WANTED");
@@ -120,7 +105,7 @@ impl Context {
         // Looked at under the lock: either another life is seen here, or this is seen by what
         // follows from it.
         let next = self.table.with(|state| {
-            let call = state.call(id)?;
+            let call = state.calls.get_mut(&id)?;
             let (reply, sending) = match outcome {
                 Outcome::Overdue(_) if call.was_queued => return None,
                 Outcome::Overdue(error) => return Some(Next::Undo(error)),
@@ -128,8 +113,8 @@ impl Context {
             };
             // Events from now on belong to the next step, and are kept for it.
             call.phase = Phase::Pausing;
-            match (read_by(reply, read_acquired), sending) {
-                (Ok(acquired), Some(sending)) => self.on_reply(state, id, acquired, sending),
+            let next = match (read_by(reply, read_acquired), sending) {
+                (Ok(acquired), Some(sending)) => self.on_reply(call, acquired, sending),
                 (Ok(_), None) => None,
                 (Err(error), sending) => {
                     // Sent to a node that was replaced before it answered, it may have been
@@ -138,43 +123,30 @@ impl Context {
                     let is_again = sending.is_some_and(|sending| sending.again || is_left);
                     Some(self.on_refusal(call, error, is_again))
                 }
-            }
+            };
+            state.wake_late_behind(id);
+            next
         });
         self.go_on(id, next);
     }
 
-    fn on_reply(
-        &self,
-        state: &mut State,
-        id: CallId,
-        acquired: Acquired,
-        sending: Sending,
-    ) -> Option<Next> {
-        let call = state.call(id)?;
+    fn on_reply(&self, call: &mut Call, acquired: Acquired, sending: Sending) -> Option<Next> {
         let (seq, life) = match acquired {
             Acquired::NotHeld(lease_left) => {
                 return Some(Next::Fail(Error::not_acquired(lease_left)));
             }
-            Acquired::Granted(token) => {
-                let grant = Grant {
-                    token,
-                    since: sending.at,
-                    counts_on: CountsOn::from(&sending),
-                };
-                return Some(call.granted(grant, sending.is_of_former_life()));
-            }
+            Acquired::Granted(token) => return Some(call.granted(token, sending.at_present())),
             Acquired::Queued { seq, life } => (seq, life),
         };
         let is_present = sending.session.life() == Some(life) || !sending.is_of_former_life();
         let mut early = std::mem::take(&mut call.early).into_iter();
         let asked = sending;
         call.phase = Phase::Waiting { life, seq, asked };
-        state.joins_queue(id);
+        (call.was_queued, call.tries) = (true, 0);
         if !is_present {
             // It was sent in an earlier life, whose waits have left.
             return Some(Next::Ask(None));
         }
-        let call = state.call(id)?;
         let next = early.find_map(|event| self.apply_to_wait(call, &event, None));
         // Events after the end of the wait concern the granted hold.
         call.early = early.collect();
@@ -196,11 +168,8 @@ impl Context {
         }
         // It, or an earlier copy, may have been carried out.
         let may_be_held = is_again || call.asked > 1 || error.is_unknown();
-        let error = error.misdirected();
-        if may_be_held {
-            return Next::Undo(error);
-        }
-        Next::Fail(error)
+        let end = if may_be_held { Next::Undo } else { Next::Fail };
+        end(error.misdirected())
     }
 
     /// An event that may be about a wait. None of it happened before `since`.
@@ -218,17 +187,10 @@ impl Context {
         }
         match &event.what {
             What::Granted => {
-                let session = Arc::clone(&call.session);
-                let confidence = session.present()?;
-                let grant = Grant {
-                    token: event.token,
-                    since: since.map_or(asked.at, |since| since.max(asked.at)),
-                    counts_on: CountsOn {
-                        session,
-                        confidence,
-                    },
-                };
-                Some(call.granted(grant, false))
+                let mut by = asked.clone();
+                by.at = since.map_or(by.at, |since| since.max(by.at));
+                by.confidence = by.session.present()?;
+                Some(call.granted(event.token, by))
             }
             What::TimedOut(lease_left) => Some(Next::Fail(Error::not_acquired(*lease_left))),
             What::Left => Some(Next::Ask(None)),
@@ -244,74 +206,66 @@ impl Context {
 
     /// Takes the next step.
     pub(super) fn go_on(self: &Arc<Self>, id: CallId, next: Option<Next>) {
-        let end = || self.table.with(|state| state.end(id));
+        let ended = || self.table.with(|state| state.calls.remove(&id));
         match next {
             None => {}
             Some(Next::Ask(there)) => self.ask(id, there),
             Some(Next::Pause) => self.ask_later(id),
-            Some(Next::Refused) => self.table.with(|state| {
-                state.has_refused = true;
-                if let Some(call) = state.call(id) {
-                    call.phase = Phase::Refused;
-                }
-            }),
+            Some(Next::Refused) => self.table.with(|state| state.refused.0.push(id)),
             Some(Next::Fail(error)) => {
-                let Some(call) = end() else { return };
-                // Its node was replaced since the answer, and it has been asked for at another.
-                if let Phase::Asking = call.phase {
-                    let _ = self.undo(call).send(Err(error));
-                    return;
-                }
-                let slots = call.slots.iter();
-                slots.for_each(|(_, slot)| self.pass_turn(*slot));
-                let _ = call.reply.send(Err(error));
+                let Some(call) = ended() else { return };
+                let reply = if let Phase::Asking = call.phase {
+                    // Its node was replaced since the answer, and it has been asked for at another.
+                    self.undo(call)
+                } else {
+                    let slots = call.slots.iter();
+                    slots.for_each(|(_, slot)| self.pass_turn(*slot));
+                    call.reply
+                };
+                let _ = reply.send(Err(error));
             }
             Some(Next::Undo(error)) => {
-                let Some(call) = end() else { return };
-                let _ = self.undo(call).send(Err(error));
+                let reply = ended().map(|call| self.undo(call));
+                reply.map(|reply| reply.send(Err(error)));
             }
-            Some(Next::Held(grant)) => self.enter(id, &grant),
+            Some(Next::Held(token, by)) => self.enter(id, token, &by),
         }
     }
 
     fn ask_later(self: &Arc<Self>, id: CallId) {
         let timeout = self.router.response_timeout;
         let pause = self.table.with(|state| {
-            let call = state.call(id)?;
+            let call = state.calls.get_mut(&id)?;
             call.phase = Phase::Pausing;
             let left = timeout.saturating_sub(call.since.elapsed());
             let pause = call.backoff.next();
             // One that no server has taken in ends in time.
-            Some(if call.was_queued {
+            let longest = if call.was_queued {
                 pause
             } else {
-                pause.min(left.max(MILLI))
-            })
+                left.max(MILLI)
+            };
+            Some(pause.min(longest))
         });
-        let Some(pause) = pause else { return };
-        let context = Arc::downgrade(self);
-        self.background.runtime.spawn(task(async move {
-            sleep(pause).await;
-            if let Some(context) = context.upgrade() {
-                context.ask(id, None);
-            }
-        }));
+        if let Some(pause) = pause {
+            self.later(pause, move |context| context.ask(id, None));
+        }
     }
 
     /// The call is granted: makes a hold for each name.
-    fn enter(self: &Arc<Self>, id: CallId, grant: &Grant) {
+    fn enter(self: &Arc<Self>, id: CallId, token: u64, by: &Sending) {
         let entered = self.table.with(|state| {
-            let call = state.end(id)?;
+            let call = state.calls.remove(&id)?;
             let parts = call.slots.iter().map(|(name, id)| {
                 let target = call.request.target(name);
-                let hold = Hold::new(target, call.request.options, grant.clone());
+                let hold = Hold::new(target, call.request.options, token, by.clone());
                 state.enter(*id, &hold);
                 Held::new(self, hold, *id)
             });
             Some((parts.collect::<Helds>(), call))
         });
         let Some((parts, call)) = entered else { return };
-        for Held { hold, .. } in &parts {
+        for Held { hold, slot, .. } in &parts {
             if hold.is_of_former_life() {
                 renew::one(self, hold, Aim::Hold);
             }
@@ -319,8 +273,6 @@ impl Context {
                 |event: &&Event| hold.token == event.token && *hold.target.name == *event.name;
             let early = call.early.iter().filter(is_meant);
             early.for_each(|event| hold.apply(event));
-        }
-        for Held { hold, slot, .. } in &parts {
             match &call.request.kept {
                 None => self.pass_turn(*slot),
                 Some(key) => keep::watch(self, *slot, hold, key.idle),
@@ -329,12 +281,15 @@ impl Context {
         let mut helds = call.held;
         helds.extend(parts);
         // If the caller is gone, the guard is dropped here, and so released.
-        let _ = call.reply.send(Ok(call.request.in_order(helds)));
+        let _ = call.reply.send(Ok(helds));
     }
 
     /// Undoes a call: CANCEL removes its waiter, and RELEASE gives back a grant that it may have.
     /// Both follow the ACQUIRE on the same link, so the server carries them out after it. The
     /// RELEASE needs no token: the owner still has the turn, so it holds nothing else here.
+    ///
+    /// It is sent at once, for the answer to the CANCEL may take long; and behind that answer, for
+    /// a grant may come before the server carries the CANCEL out.
     pub(super) fn undo(self: &Arc<Self>, call: Call) -> oneshot::Sender<Result<Helds, Error>> {
         self.table.with(|state| {
             for (_, slot) in &call.slots {
@@ -343,49 +298,26 @@ impl Context {
             }
         });
         let first = call.request.target(call.first());
-        let node = self.router.node_of(&call.session, &first.name);
-        let targets = call.slots.iter();
-        let targets = targets.map(|(name, slot)| (call.request.target(name), *slot));
-        let targets: SmallVec<[_; 1]> = targets.collect();
-        let (context, again) = (Arc::downgrade(self), targets.clone());
-        let mut pending = Some(call.pending);
+        let link = &self.router.node_of(&call.session, &first.name).link;
+        for (name, _) in &call.slots {
+            let release = request::release(call.request.target(name).subject(), None);
+            // Put off, or sent on, it could take what the next call is granted.
+            let release = wire::Request::new(release, name, Manner::Asks, Box::new(|_| {}));
+            link.send(release);
+        }
+        let (context, mut pending) = (Arc::downgrade(self), Some(call.pending));
         let then = Box::new(move |outcome| {
             if let (Outcome::Told(..), Some(context)) = (&outcome, Weak::upgrade(&context)) {
-                for (target, slot) in &again {
-                    context.release_at(target, None, *slot, None);
+                for (name, slot) in &call.slots {
+                    context.release_at(&call.request.target(name), None, *slot, None);
                 }
             }
             // Now the releases are counted in its place.
             drop(pending.take());
         });
-        let send = |cmd, name: &Arc<[u8]>, manner, then: Then| {
-            node.link.send(wire::Request::new(cmd, name, manner, then));
-        };
         let cancel = request::cancel(first.subject());
-        send(cancel, &first.name, Manner::Twice, then);
-        // At once, for the answer may take long; and behind the answer once more, for a server may
-        // have put the CANCEL off and not this.
-        for (target, _) in &targets {
-            let release = request::release(target.subject(), None);
-            // Put off, or sent on, it could take what the next call is granted.
-            send(release, &target.name, Manner::Asks, Box::new(|_| {}));
-        }
+        link.send(wire::Request::new(cancel, &first.name, Manner::Twice, then));
         call.reply
-    }
-
-    /// A server is not there. The calls that it has not taken in end in time, and all if it refuses
-    /// us.
-    pub(super) fn give_up_unheard(self: &Arc<Self>, session: &Arc<Session>) {
-        let (timeout, trouble) = (self.router.response_timeout, session.trouble());
-        let late = self.table.calls(|call| {
-            let is_pausing = !call.was_queued && !matches!(call.phase, Phase::Asking);
-            let ends = trouble.is_final() || is_pausing && call.since.elapsed() >= timeout;
-            Arc::ptr_eq(&call.session, session) && ends
-        });
-        for id in late {
-            // An earlier copy may have been carried out.
-            self.go_on(id, Some(Next::Undo(trouble.clone())));
-        }
     }
 }
 
@@ -397,12 +329,12 @@ impl Call {
 
     /// A grant can be counted on. If word of it came late, as to a process that was stopped, or
     /// under another life of the session, it is asked for again, which takes nothing more.
-    fn granted(&mut self, grant: Grant, former: bool) -> Next {
+    fn granted(&mut self, token: u64, by: Sending) -> Next {
         let lease = self.request.options.lease;
-        let is_late = grant.since.elapsed().saturating_mul(FRESH_PART) > lease;
-        let until = grant.counts_on.confidence.until();
+        let is_late = by.at.elapsed().saturating_mul(FRESH_PART) > lease;
+        let until = by.confidence.until();
         let is_lost = until.is_some_and(|until| until <= Instant::now());
-        if former || is_late || is_lost {
+        if by.is_of_former_life() || is_late || is_lost {
             // Without a pause where it can help: a short lease would end meanwhile.
             let again = if is_lost {
                 Next::Pause
@@ -414,7 +346,7 @@ impl Call {
         }
         // Events from now on concern the hold, and are kept for it.
         self.phase = Phase::Pausing;
-        Next::Held(grant)
+        Next::Held(token, by)
     }
 
     /// Whether it may try once more: nodes may redirect a call to each other until both have heard

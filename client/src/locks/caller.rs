@@ -5,18 +5,48 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::coop::{consume_budget, unconstrained};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locks::table::{NamedSlots, Outlook, Turn};
 use crate::locks::{
-    Aim, Call, CallId, Context, Held, Helds, Hold, Phase, Request, SlotId, State, renew,
+    Aim, Call, CallId, Context, Held, Helds, Hold, HoldOptions, KeptKey, Owner, Phase, SlotId,
+    State, Target, renew,
 };
-use crate::metrics;
-use crate::wire::WaitMode;
+use crate::wire::{Mode, WaitMode};
+use crate::{metrics, trace};
+
+/// The arguments of a call.
+#[derive(Clone)]
+pub(crate) struct Request {
+    pub(crate) owner: Owner,
+    /// One, but of plain locks there may be several, in a cluster of one slot.
+    pub(crate) names: SmallVec<[Arc<[u8]>; 1]>,
+    pub(crate) mode: Mode,
+    pub(crate) options: HoldOptions,
+    pub(crate) wait_mode: WaitMode,
+    /// If the lock is kept for its next use: on which terms.
+    pub(crate) kept: Option<Arc<KeptKey>>,
+}
+
+impl Request {
+    pub(super) fn target(&self, name: &Arc<[u8]>) -> Target {
+        Target {
+            name: Arc::clone(name),
+            owner: self.owner.clone(),
+            mode: self.mode,
+        }
+    }
+
+    pub(super) fn span(&self) -> trace::Span {
+        let first = self.names.first().map_or(&[][..], |name| name);
+        trace::wait(String::from_utf8_lossy(first), &self.owner, self.mode)
+    }
+}
 
 /// A caller that takes locks. Dropping it undoes all that it has begun.
 ///
@@ -31,10 +61,12 @@ pub(super) struct Caller {
     line: Option<Arc<Notify>>,
     /// The turn that it last found before its own, and when it looks at that again.
     seen: Option<Turn>,
-    look_at: Option<Instant>,
+    look_at: Instant,
     /// The call, once it has asked the server.
     call: Option<CallId>,
     since: Instant,
+    /// When it waits behind others no longer; at once, if it does not wait.
+    deadline: Option<Instant>,
     /// Whether it has waited behind a wait in the server's queue, or a guard of a kept lock. The
     /// server was there then, and an outage since does not end the call.
     was_held_up: bool,
@@ -54,15 +86,21 @@ enum Step {
 
 impl Caller {
     pub(super) fn new(context: &Arc<Context>, request: Request) -> Self {
+        let since = Instant::now();
         Self {
             context: Arc::clone(context),
+            deadline: match request.wait_mode {
+                WaitMode::None => Some(since),
+                WaitMode::Until(deadline) => Some(deadline),
+                WaitMode::Forever => None,
+            },
             request,
             slots: NamedSlots::new(),
             line: None,
             seen: None,
-            look_at: None,
+            look_at: since,
             call: None,
-            since: Instant::now(),
+            since,
             was_held_up: false,
         }
     }
@@ -70,20 +108,16 @@ impl Caller {
     /// Takes the locks. The server's own word comes first; without one this ends a response timeout
     /// after the caller's time is up, however often it had to ask.
     pub(super) async fn take(mut self) -> Result<Helds, Error> {
-        let (closing, waits) = (self.context.background.closing.clone(), self.waits());
-        let since = self.since;
-        let limit = self
-            .context
-            .router
-            .response_timeout
-            .saturating_add(LINK_FIRST);
-        let limit = self.deadline().and_then(|time| time.checked_add(limit));
+        let (context, since) = (Arc::clone(&self.context), self.since);
+        let waits = self.request.wait_mode.waits();
+        let limit = context.router.response_timeout.saturating_add(LINK_FIRST);
+        let limit = self.deadline.and_then(|time| time.checked_add(limit));
         // The first poll gives it its place, also where its task has used up tokio's budget.
         let helds = unconstrained(async {
             tokio::select! {
                 biased;
                 helds = self.helds() => helds,
-                () = closing.cancelled(), if waits => Err(Error::shut_down()),
+                () = context.background.closing.cancelled(), if waits => Err(Error::shut_down()),
                 () = sleep_until(limit.unwrap_or(since)), if limit.is_some() => {
                     Err(self.no_answer())
                 }
@@ -98,26 +132,13 @@ impl Caller {
         helds
     }
 
-    fn waits(&self) -> bool {
-        self.request.wait_mode.waits()
-    }
-
-    /// When it waits behind others no longer; at once, if it does not wait.
-    fn deadline(&self) -> Option<Instant> {
-        match self.request.wait_mode {
-            WaitMode::None => Some(self.since),
-            WaitMode::Until(deadline) => Some(deadline),
-            WaitMode::Forever => None,
-        }
-    }
-
     /// The time is up, and the server's own word has not come.
     fn no_answer(&self) -> Error {
         let Some(id) = self.call else {
-            return self.busy();
+            return self.context.trouble_or(BUSY);
         };
         let may_be_held = self.context.table.with(|state| {
-            let call = state.call(id);
+            let call = state.calls.get_mut(&id);
             call.is_none_or(|call| call.was_queued || matches!(call.phase, Phase::Asking))
         });
         if may_be_held {
@@ -126,12 +147,6 @@ impl Caller {
         // The server refused all commands that were sent, and the reason has not passed.
         let trouble = self.context.router.trouble();
         trouble.unwrap_or_else(Error::not_attached)
-    }
-
-    fn busy(&self) -> Error {
-        let busy = "an earlier command of this owner is not answered";
-        let trouble = self.context.router.trouble();
-        trouble.unwrap_or_else(|| Error::unavailable(busy))
     }
 
     /// Takes part in what the owner holds, and asks for the rest.
@@ -148,11 +163,7 @@ impl Caller {
                     return helds;
                 }
                 Step::Wait(outlook) => self.wait(outlook).await?,
-                Step::Release(slot, hold) => {
-                    // Its guards must not say otherwise, whatever is confirmed meanwhile.
-                    hold.lost(Instant::now());
-                    self.context.send_release(&hold, slot, None);
-                }
+                Step::Release(slot, hold) => self.context.send_release(&hold, slot, None),
                 Step::Confirm(hold) => match renew::ask(&self.context, &hold, Aim::Hold).await {
                     Err(error) if !error.is_lost() => return Err(error),
                     _ => {}
@@ -165,34 +176,33 @@ impl Caller {
     /// or a use of a kept lock, it waits as long as its own caller would; behind any other command,
     /// no longer than a reply may take.
     async fn wait(&mut self, before: Outlook) -> Result<(), Error> {
-        let Outlook { turn, lasts, .. } = before;
-        let (now, deadline) = (Instant::now(), self.deadline());
-        let is_first_look = self.look_at.is_none();
-        if let Some(used) = before.used.as_ref().filter(|_| is_first_look) {
+        let Outlook { turn, lasts, used } = before;
+        let now = Instant::now();
+        let is_first_look = self.look_at == self.since;
+        if let Some(used) = used.as_ref().filter(|_| is_first_look) {
             used.is_wanted_here();
         }
         self.was_held_up |= lasts;
-        // The first in line may wait for another lock, and for as long as it likes.
-        let goes_on = lasts || turn.is_none();
-        let is_late = deadline.is_some_and(|deadline| deadline <= now);
-        if is_late && goes_on && (lasts || !is_first_look) {
-            return Err(refused(before.used.as_ref()));
+        // Without a turn the first in line waits for another lock, for as long as it likes.
+        let is_late = self.deadline.is_some_and(|deadline| deadline <= now);
+        if is_late && (lasts || turn.is_none() && !is_first_look) {
+            // Others have it, or wait for it.
+            let left = used.map(|hold| hold.lease_left(now));
+            return Err(Error::not_acquired(Some(left.unwrap_or_default())));
         }
-        if self.look_at.is_none_or(|at| at <= now) {
-            if self.seen == turn && !goes_on && !self.was_held_up {
-                return Err(self.busy());
+        if self.look_at <= now {
+            if turn.is_some() && self.seen == turn && !self.was_held_up {
+                return Err(self.context.trouble_or(BUSY));
             }
+            let timeout = self.context.router.response_timeout;
             self.seen = turn;
-            self.look_at = now.checked_add(self.context.router.response_timeout);
+            self.look_at = now.checked_add(timeout).unwrap_or(now);
         }
-        let deadline = deadline.filter(|_| !is_late);
-        let next = self.look_at.into_iter().chain(deadline).min();
+        let deadline = self.deadline.filter(|_| !is_late);
+        let next = deadline.map_or(self.look_at, |deadline| deadline.min(self.look_at));
         let woken = self.line.clone().unwrap_or_default();
-        tokio::select! {
-            biased;
-            () = woken.notified() => {}
-            () = sleep_until(next.unwrap_or(now)) => {}
-        }
+        // The time is over, or it is woken.
+        let _ = timeout_at(next, woken.notified()).await;
         Ok(())
     }
 
@@ -206,7 +216,9 @@ impl Caller {
         let (context, now) = (Arc::clone(&self.context), Instant::now());
         context.table.with(|state| {
             if let Some(step) = self.is_not_yet(state, now) {
-                self.line_up(state);
+                // It is the first there when it has found nobody before it.
+                let line_up = || state.line_up(&self.slots, self.deadline);
+                self.line.get_or_insert_with(line_up);
                 return step;
             }
             let (mut helds, mut slots) = (Helds::new(), NamedSlots::new());
@@ -216,16 +228,14 @@ impl Caller {
                     slots.push((name, id));
                     continue;
                 };
-                let mut part = Held::new(&context, Arc::clone(&hold), id);
+                let mut part = Held::new(&context, hold, id);
                 if self.request.kept.is_some() {
-                    part.stays = true;
-                    hold.wanted.begins_anew();
-                    state.take_turn(id, Turn::Used);
+                    part.is_next_use(state);
                 }
                 helds.push(part);
             }
             let Some((first, _)) = slots.first() else {
-                return Step::Held(self.request.in_order(helds));
+                return Step::Held(helds);
             };
             let session = Arc::clone(&context.router.home(first).session);
             let (reply, answer) = oneshot::channel();
@@ -275,15 +285,6 @@ impl Caller {
             Some(Step::Confirm(Arc::clone(former)))
         })
     }
-
-    /// Stands in line from now on. It is the first there when it has found nobody before it.
-    fn line_up(&mut self, state: &mut State) {
-        if self.line.is_none() {
-            let caller = Arc::<Notify>::default();
-            state.line_up(&self.slots, self.deadline(), &caller);
-            self.line = Some(caller);
-        }
-    }
 }
 
 impl Drop for Caller {
@@ -291,25 +292,18 @@ impl Drop for Caller {
         let context = &self.context;
         let call = self
             .call
-            .and_then(|id| context.table.with(|state| state.end(id)));
+            .and_then(|id| context.table.with(|state| state.calls.remove(&id)));
         if let Some(call) = call {
             context.undo(call);
         }
         for (_, slot) in std::mem::take(&mut self.slots) {
             let caller = self.line.as_ref();
-            let left = |state: &mut State| state.leave_line(slot, caller?);
-            if let Some(left) = context.table.with(left) {
-                context.send_release(&left, slot, None);
-            }
+            context.release_after(slot, |state| state.leave_line(slot, caller?));
         }
     }
 }
 
-/// Others have it, or wait for it.
-fn refused(used: Option<&Arc<Hold>>) -> Error {
-    let left = used.map(|hold| hold.lease_left(Instant::now()));
-    Error::not_acquired(Some(left.unwrap_or(Duration::ZERO)))
-}
+const BUSY: &str = "an earlier command of this owner is not answered";
 
 /// A call gives up on an answer this much later than the link does.
 const LINK_FIRST: Duration = Duration::from_millis(20);

@@ -1,16 +1,21 @@
-//! The state that the clones of a client and its guards share.
+//! The state that the clones of a client and its guards share; its start, and its watchdog.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::runtime;
 use tokio::sync::Notify;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
+use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::background::Background;
-use crate::locks::{Owner, Table};
-use crate::topology::Router;
+use crate::background::{Background, task};
+use crate::error::Error;
+use crate::locks::{Aim, Owner, Table, renew};
+use crate::topology::{Node, Router};
+use crate::wire::Listener;
+use crate::{TIMEOUT_MAX, part, trace};
 
 /// A client's locks, its servers, and the tasks between them.
 pub(crate) struct Context {
@@ -38,10 +43,65 @@ pub(crate) struct Settings {
 }
 
 impl Context {
+    /// Begins to connect.
+    pub(crate) fn start(
+        settings: Settings,
+        router: impl FnOnce(&runtime::Handle, Weak<dyn Listener>) -> Router,
+    ) -> Arc<Self> {
+        let runtime = runtime::Handle::current();
+        Arc::new_cyclic(|context: &Weak<Self>| {
+            let renewal_failed = Arc::new(Notify::new());
+            let router = Arc::new(router(&runtime, Weak::<Self>::clone(context)));
+            let mut tasks = JoinSet::new();
+            let (failed, interval) = (Arc::clone(&renewal_failed), settings.interval);
+            let renewing = run(Weak::clone(context), interval, failed);
+            tasks.spawn_on(task(renewing), &runtime);
+            if router.are_several() {
+                let (router, moves) = (Arc::clone(&router), Weak::<Self>::clone(context));
+                let reading = async move { router.keep_fresh(moves).await };
+                tasks.spawn_on(task(reading), &runtime);
+            }
+            Self {
+                this: Weak::clone(context),
+                table: Table::new(settings.kept_max),
+                settings,
+                numbers: AtomicU64::new(1),
+                router,
+                renewal_failed,
+                _tasks: tasks,
+                background: Background::new(runtime),
+            }
+        })
+    }
+
     /// A new owner, unlike any other.
     pub(crate) fn owner(&self) -> Owner {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         Owner::new(&self.settings.id, number)
+    }
+
+    /// Does something after a pause, if the client is still there.
+    pub(super) fn later(&self, pause: Duration, work: impl FnOnce(&Arc<Self>) + Send + 'static) {
+        let context = self.this.clone();
+        self.background.runtime.spawn(task(async move {
+            sleep(pause).await;
+            context.upgrade().as_ref().map(work);
+        }));
+    }
+
+    /// Why nobody answers: the server's trouble, if it is known.
+    pub(super) fn trouble_or(&self, otherwise: &'static str) -> Error {
+        let trouble = self.router.trouble();
+        trouble.unwrap_or_else(|| Error::unavailable(otherwise))
+    }
+
+    /// The node that serves the name, unless too many commands wait there.
+    pub(super) fn node_with_room(&self, name: &[u8]) -> Result<Arc<Node>, Error> {
+        let node = self.router.home(name);
+        if node.link.is_full() {
+            return Err(Error::unavailable("too many commands wait for an answer"));
+        }
+        Ok(node)
     }
 }
 
@@ -62,3 +122,45 @@ impl Drop for Handle {
         self.0.keep_none();
     }
 }
+
+/// Renews the holds that were given no lease, all behind one another, at each interval and soon
+/// after a failure, until it is aborted with the client.
+async fn run(context: Weak<Context>, interval: Duration, failed: Arc<Notify>) {
+    let after = |pause: Duration| {
+        let now = Instant::now();
+        now.checked_add(pause.min(TIMEOUT_MAX)).unwrap_or(now)
+    };
+    let mut next = after(interval);
+    loop {
+        tokio::select! {
+            () = sleep_until(next) => {}
+            () = failed.notified() => {
+                // The lease runs.
+                next = next.min(after(part(interval, RETRY_PARTS)));
+                continue;
+            }
+        }
+        next = after(interval);
+        let Some(context) = context.upgrade() else {
+            return;
+        };
+        let holds = context.table.holds(|hold| hold.options.renewed);
+        let span = trace::renew(holds.len());
+        let _gathering = context.router.gathering().await;
+        span.around(async {
+            for some in holds.chunks(AT_ONCE) {
+                for hold in some {
+                    renew::one(&context, hold, Aim::Lease);
+                }
+                yield_now().await;
+            }
+        })
+        .await;
+    }
+}
+
+/// The number of holds that are renewed before other tasks run.
+const AT_ONCE: usize = 512;
+
+/// A renewal that was refused is repeated after this part of the interval.
+const RETRY_PARTS: u32 = 10;

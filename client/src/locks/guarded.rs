@@ -7,6 +7,7 @@ use redis::{Cmd, Value};
 use tokio::sync::oneshot;
 
 use crate::error::{Code, Error, LostReason};
+use crate::locks::held::tell;
 use crate::locks::{Context, Hold};
 use crate::wire::reply::{read, read_by};
 use crate::wire::{Manner, Outcome, Request, request};
@@ -41,20 +42,12 @@ pub(crate) async fn set_limit(
 }
 
 async fn once(context: &Context, name: &Arc<[u8]>, cmd: Cmd) -> Result<Value, Error> {
-    let node = context.router.home(name);
-    if node.link.is_full() {
-        return Err(Error::unavailable("too many commands wait for an answer"));
-    }
+    let node = context.node_with_room(name)?;
     let (told, answer) = oneshot::channel();
     let mut told = Some(told);
-    let then = Box::new(move |outcome| {
-        let reply = match outcome {
-            Outcome::Told(reply, _) => reply,
-            Outcome::Overdue(error) => Err(error),
-        };
-        if let Some(told) = told.take() {
-            let _ = told.send(reply);
-        }
+    let then = Box::new(move |outcome| match outcome {
+        Outcome::Told(reply, _) => tell(&mut told, reply),
+        Outcome::Overdue(error) => tell(&mut told, Err(error)),
     });
     node.link.send(Request::new(cmd, name, Manner::Once, then));
     answer.await.unwrap_or_else(|_| Err(Error::shut_down()))

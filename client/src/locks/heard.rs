@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
+use crate::Backoff;
 use crate::error::{Code, Error};
-use crate::locks::{Call, Context, Hold, Phase, renew};
+use crate::locks::acquire::Next;
+use crate::locks::{Aim, Call, CallId, Context, Hold, Phase, State, renew};
 use crate::topology::{Moves, slot_of};
 use crate::wire::{Event, Listener, Manner, Request, Session, Told, What};
-use crate::{Backoff, task};
 
 impl Listener for Context {
     fn heard(&self, session: &Arc<Session>, told: &Told, is_new: bool, since: Option<Instant>) {
@@ -21,28 +22,45 @@ impl Listener for Context {
         }
         // Marks all lost holds before any guard is notified: a caller that hears of one lost lock
         // may ask for several at once, and must not share a hold that is lost as well.
-        for event in &told.events {
-            if let (Some(hold), What::Lost(reason)) = (this.hold_of(session, event), &event.what) {
-                hold.mark_gone(*reason);
+        let subjects: Vec<_> = this.table.with(|state| {
+            let subject = |event| this.subject(state, session, event, since);
+            told.events.iter().map(subject).collect()
+        });
+        for (event, subject) in told.events.iter().zip(subjects) {
+            match subject {
+                None => {}
+                Some(Subject::Call(id, next)) => this.go_on(id, next),
+                Some(Subject::Hold(hold)) if matches!(event.what, What::Failed(_)) => {
+                    // Its slot has moved.
+                    this.router.request_refresh();
+                    renew::one(&this, &hold, Aim::Hold);
+                }
+                Some(Subject::Hold(hold)) => hold.apply(event),
             }
         }
-        for event in &told.events {
-            this.hears(session, event, since);
+        let refused = |state: &mut State| std::mem::take(&mut state.refused);
+        let (calls, holds) = this.table.with(refused);
+        for id in calls {
+            this.ask(id, None);
         }
-        // Calls and renewals that were refused for want of a session ask again.
-        if this
-            .table
-            .with(|state| std::mem::take(&mut state.has_refused))
-        {
-            this.ask_all(|call| matches!(call.phase, Phase::Refused));
-            renew::all(&this, this.table.holds(|hold| hold.was_refused()));
-        }
+        renew::all(&this, holds);
     }
 
     fn broken(&self, session: &Arc<Session>) {
         self.router.request_refresh();
-        if let Some(this) = self.this.upgrade() {
-            this.give_up_unheard(session);
+        let Some(this) = self.this.upgrade() else {
+            return;
+        };
+        // The calls that the server has not taken in end in time, and all if it refuses us.
+        let (timeout, trouble) = (this.router.response_timeout, session.trouble());
+        let ending = this.table.calls(|call| {
+            let is_pausing = !call.was_queued && !matches!(call.phase, Phase::Asking);
+            let ends = trouble.is_final() || is_pausing && call.since.elapsed() >= timeout;
+            Arc::ptr_eq(&call.session, session) && ends
+        });
+        for id in ending {
+            // An earlier copy may have been carried out.
+            this.go_on(id, Some(Next::Undo(trouble.clone())));
         }
     }
 
@@ -69,14 +87,9 @@ impl Listener for Context {
             return self.router.home(&name).link.send(request.asking(false));
         }
         // Nobody knows yet, or two that have not yet heard of a move send it to each other.
-        let context = self.this.clone();
-        self.background.runtime.spawn(task(async move {
-            sleep(Backoff::after(request.hops)).await;
-            match context.upgrade() {
-                Some(context) => context.router.home(&name).link.send(request.asking(false)),
-                None => request.fail(Error::shut_down()),
-            }
-        }));
+        self.later(Backoff::after(request.hops), move |context| {
+            context.router.home(&name).link.send(request.asking(false));
+        });
     }
 
     fn is_home(&self, session: &Arc<Session>, name: &[u8]) -> bool {
@@ -90,19 +103,16 @@ impl Moves for Context {
         let is_left = |session: &Session| session.is_retired();
         let holds = self
             .table
-            .holds(|hold| has_moved(&hold.target.name) || is_left(&hold.counts_on().session));
+            .holds(|hold| has_moved(&hold.target.name) || is_left(&hold.session()));
         renew::all(&self, holds);
         // A node that no longer serves a lock tells its waiters so, unless the node is gone.
         self.ask_all(|call| {
             let is_elsewhere = |(name, _): &(Arc<[u8]>, _)| {
                 has_moved(name) && !self.router.is_home(&call.session, name)
             };
-            match call.phase {
-                // One that pauses goes on by itself, or is about to end.
-                Phase::Asking | Phase::Pausing => false,
-                Phase::Waiting { .. } if call.slots.first().is_some_and(is_elsewhere) => true,
-                _ => is_left(&call.session),
-            }
+            // One that pauses goes on by itself, or is about to end.
+            matches!(call.phase, Phase::Waiting { .. })
+                && (call.slots.first().is_some_and(is_elsewhere) || is_left(&call.session))
         });
     }
 }
@@ -127,46 +137,35 @@ impl Context {
         renew::all(self, self.table.holds(|hold| hold.is_of(session)));
     }
 
-    fn hears(self: &Arc<Self>, session: &Arc<Session>, event: &Event, since: Option<Instant>) {
-        // In one step: between two looks a call could become a hold, and neither would hear of it.
-        let found = self.table.with(|state| {
-            let slot = state.find(event)?;
-            let hold = state.hold(slot);
-            if let Some(hold) = hold.filter(|hold| self.is_meant(hold, session, event)) {
-                return Some(Ok(Arc::clone(hold)));
+    /// What an event is about. A lost hold is marked, and a wait that the event ends goes on to its
+    /// next step; events behind this one are kept for that.
+    ///
+    /// In one step: between two looks a call could become a hold, and neither would hear of it.
+    fn subject(
+        &self,
+        state: &mut State,
+        session: &Arc<Session>,
+        event: &Event,
+        since: Option<Instant>,
+    ) -> Option<Subject> {
+        let slot = state.find(event)?;
+        let hold = state.at(slot)?.hold.as_ref();
+        if let Some(hold) = hold.filter(|hold| self.is_meant(hold, session, event)) {
+            if let What::Lost(reason) = event.what {
+                hold.mark_gone(reason);
             }
-            let (id, call) = state.call_at(slot)?;
-            if !Arc::ptr_eq(&call.session, session) {
-                return None;
-            }
-            if let Phase::Waiting { .. } = call.phase {
-                return Some(Err((id, self.apply_to_wait(call, event, since))));
-            }
-            // The answer to the ACQUIRE will tell whether it is about this.
-            call.early.push(event.clone());
-            None
-        });
-        match (found, &event.what) {
-            (None, _) => {}
-            (Some(Err((id, next))), _) => self.go_on(id, next),
-            (Some(Ok(hold)), What::Failed(_)) => {
-                // Its slot has moved.
-                self.router.request_refresh();
-                renew::all(self, vec![hold]);
-            }
-            (Some(Ok(hold)), _) => hold.apply(event),
+            return Some(Subject::Hold(Arc::clone(hold)));
         }
-    }
-}
-
-impl Context {
-    /// The hold that an event names.
-    fn hold_of(&self, session: &Arc<Session>, event: &Event) -> Option<Arc<Hold>> {
-        self.table.with(|state| {
-            let hold = state.hold(state.find(event)?)?;
-            self.is_meant(hold, session, event)
-                .then(|| Arc::clone(hold))
-        })
+        let (id, call) = state.call_at(slot)?;
+        if !Arc::ptr_eq(&call.session, session) {
+            return None;
+        }
+        if let Phase::Waiting { .. } = call.phase {
+            return Some(Subject::Call(id, self.apply_to_wait(call, event, since)));
+        }
+        // The answer to the ACQUIRE will tell whether it is about this.
+        call.early.push(event.clone());
+        None
     }
 
     /// The session by whose word it is held tells of it; or that of the node where its lock is by
@@ -189,6 +188,12 @@ impl Hold {
             What::Granted | What::TimedOut(_) | What::Left | What::Failed(_) => {}
         }
     }
+}
+
+/// What an event is about.
+enum Subject {
+    Hold(Arc<Hold>),
+    Call(CallId, Option<Next>),
 }
 
 /// How often in a row nodes may redirect a command without a pause.

@@ -8,12 +8,22 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::error::{Error, LostReason};
-use crate::locks::report::{Report, tell};
 use crate::locks::table::Turn;
 use crate::locks::{Context, Hold, SlotId, State, Target};
 use crate::trace;
 use crate::wire::reply::{read_by, read_released};
 use crate::wire::{Manner, Outcome, Request, request};
+
+/// The receiver of the outcome of a command, if a caller waits for it.
+pub(super) type Report<T = ()> = Option<oneshot::Sender<Result<T, Error>>>;
+
+/// Tells the outcome, once.
+pub(super) fn tell<T>(report: &mut Report<T>, outcome: Result<T, Error>) {
+    if let Some(report) = report.take() {
+        // If the receiver is dropped, the caller no longer waits.
+        let _ = report.send(outcome);
+    }
+}
 
 /// The result of a call: one part for each name, in the order of the names.
 pub(crate) type Helds = SmallVec<[Held; 1]>;
@@ -23,7 +33,8 @@ pub(crate) struct Held {
     pub(crate) context: Arc<Context>,
     pub(crate) hold: Arc<Hold>,
     pub(super) slot: SlotId,
-    is_given_back: bool,
+    /// Tells its caller how the release went.
+    report: Report,
     /// Whether a kept lock stays here when this is given back: not before its caller has it.
     pub(super) stays: bool,
 }
@@ -35,7 +46,7 @@ impl Held {
             context: Arc::clone(context),
             hold,
             slot,
-            is_given_back: false,
+            report: None,
             stays: false,
         }
     }
@@ -43,29 +54,32 @@ impl Held {
     /// Whether callers of this process wait for it, where it is kept.
     pub(crate) fn is_waited_for_here(&self) -> bool {
         let has_line = |state: &mut State| state.at(self.slot).is_some_and(|slot| slot.has_line());
-        self.hold.target.owner.is_kept() && self.context.table.with(has_line)
+        self.hold.target.owner.is_kept && self.context.table.with(has_line)
     }
 
     /// Gives it back at once, and tells how that went.
-    pub(crate) fn release(&mut self) -> impl Future<Output = Result<(), Error>> + use<> {
+    pub(crate) fn release(mut self) -> impl Future<Output = Result<(), Error>> + use<> {
         let (report, outcome) = oneshot::channel();
-        self.give_back(Some(report));
-        async { outcome.await.unwrap_or_else(|_| Err(Error::shut_down())) }
-    }
-
-    fn give_back(&mut self, report: Report) {
-        if !std::mem::replace(&mut self.is_given_back, true) {
-            if !self.stays {
-                self.hold.wanted.must_go_back();
-            }
-            self.context.give_back(&self.hold, self.slot, report);
+        self.report = Some(report);
+        // The client lives on until this is answered.
+        let context = Arc::clone(&self.context);
+        drop(self);
+        async move {
+            let outcome = outcome.await;
+            drop(context);
+            outcome.unwrap_or_else(|_| Err(Error::shut_down()))
         }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.give_back(None);
+        if !self.stays && self.hold.target.owner.is_kept {
+            // As if another client wanted it, it is not kept.
+            self.hold.is_wanted();
+        }
+        let report = self.report.take();
+        self.context.give_back(&self.hold, self.slot, report);
     }
 }
 
@@ -79,27 +93,33 @@ impl Context {
             // If the slot has another hold by now, this one is over, and there is nothing to send.
             let place = state.at(slot).filter(|place| place.has(hold))?;
             // A call that has the turn has not asked yet, and has the hold released first.
-            let is_over = match place.turn {
-                Some(turn) => turn == Turn::Used,
-                None => !hold.has_guards(),
-            };
+            let is_over = matches!(place.turn, None | Some(Turn::Used));
             is_over.then(|| state.pass_turn(slot)).flatten()
         });
         if let Some(reason) = lost {
-            tell(report.take(), Err(Error::lost(reason)));
+            tell(&mut report, Err(Error::lost(reason)));
         }
         match left {
             Some(left) => self.send_release(&left, slot, report),
-            None => tell(report, Ok(())),
+            None => tell(&mut report, Ok(())),
         }
-        if hold.target.owner.is_kept() {
+        if hold.target.owner.is_kept {
             self.make_room();
         }
     }
 
     /// Ends a turn. A hold that must go back is released before the next turn begins.
     pub(super) fn pass_turn(self: &Arc<Self>, slot: SlotId) {
-        if let Some(left) = self.table.with(|state| state.pass_turn(slot)) {
+        self.release_after(slot, |state| state.pass_turn(slot));
+    }
+
+    /// Does something with a slot, and sends the release of the hold that goes back because of it.
+    pub(super) fn release_after(
+        self: &Arc<Self>,
+        slot: SlotId,
+        work: impl FnOnce(&mut State) -> Option<Arc<Hold>>,
+    ) {
+        if let Some(left) = self.table.with(work) {
             self.send_release(&left, slot, None);
         }
     }
@@ -122,15 +142,11 @@ impl Context {
         let context = Arc::downgrade(self);
         // Waited for by a client that shuts down, for as long as a reply may take.
         let mut pending = Some(self.background.pending.token());
-        let mut span = Some(trace::release(
-            String::from_utf8_lossy(&target.name),
-            &target.owner,
-            target.mode,
-        ));
+        let mut span = Some(trace::release(target.shown(), &target.owner, target.mode));
         let then = Box::new(move |outcome| {
             drop((pending.take(), span.take()));
             match outcome {
-                Outcome::Overdue(error) => tell(report.take(), Err(error)),
+                Outcome::Overdue(error) => tell(&mut report, Err(error)),
                 Outcome::Told(reply, sending) => {
                     if let Some(context) = Weak::upgrade(&context) {
                         context.pass_turn(slot);
@@ -142,7 +158,7 @@ impl Context {
                         let is_again = sending.is_some_and(|sending| sending.again);
                         (was_held || is_again).then_some(()).ok_or_else(lost)
                     });
-                    tell(report.take(), released);
+                    tell(&mut report, released);
                 }
             }
         });

@@ -1,17 +1,18 @@
 //! One hold: its token, and how long it may be called held.
 
+use std::borrow::Cow;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, timeout_at};
 
 use crate::error::{Error, LostReason};
 use crate::locks::{Owner, Wanted};
 use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
-use crate::wire::{Confidence, Mode, Sending, Session, Subject};
+use crate::wire::{Mode, Sending, Session, Subject};
 use crate::{locked, metrics, trace};
 
 /// The terms of a hold, as its first guard has settled them.
@@ -39,30 +40,10 @@ impl Target {
             owner: &self.owner.name,
         }
     }
-}
 
-/// A grant by the server.
-#[derive(Clone, Debug)]
-pub(crate) struct Grant {
-    pub(crate) token: u64,
-    /// It has not begun earlier.
-    pub(crate) since: Instant,
-    pub(crate) counts_on: CountsOn,
-}
-
-/// By whose word it is held.
-#[derive(Clone, Debug)]
-pub(crate) struct CountsOn {
-    pub(crate) session: Arc<Session>,
-    pub(crate) confidence: Arc<Confidence>,
-}
-
-impl From<&Sending> for CountsOn {
-    fn from(sending: &Sending) -> Self {
-        Self {
-            session: Arc::clone(&sending.session),
-            confidence: sending.confidence(),
-        }
+    /// The name, for people.
+    pub(super) fn shown(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.name)
     }
 }
 
@@ -80,8 +61,6 @@ pub(crate) struct Hold {
     lost: OnceLock<LostReason>,
     /// The server has said so, and there is nothing to be released.
     is_gone: AtomicBool,
-    /// Its renewal was refused for want of a session.
-    was_refused: AtomicBool,
     /// Tells those who wait for its end that this has moved.
     pub(crate) changed: Notify,
     /// Whether another owner waits for the lock.
@@ -96,36 +75,26 @@ pub(crate) struct Hold {
 impl Hold {
     /// A hold with one guard. Where grants must be acknowledged, its lease counts all the same:
     /// nobody hears of it before.
-    pub(crate) fn new(target: Target, options: HoldOptions, grant: Grant) -> Arc<Self> {
-        let begun = grant.since;
+    pub(crate) fn new(target: Target, options: HoldOptions, token: u64, by: Sending) -> Arc<Self> {
+        let begun = by.at;
         let cap = options.max_hold.and_then(|max| begun.checked_add(max));
-        let lease = Lease {
-            since: begun,
-            length: options.lease,
-        };
-        let span = trace::hold(
-            String::from_utf8_lossy(&target.name),
-            &target.owner,
-            target.mode,
-            grant.token,
-        );
+        let (since, length) = (begun, options.lease);
+        let span = trace::hold(target.shown(), &target.owner, target.mode, token);
         Arc::new(Self {
-            token: grant.token,
+            token,
             options,
             begun,
             cap,
             validity: Mutex::new(Validity {
-                lease,
-                counts_on: grant.counts_on,
-                since: begun,
+                lease: Lease { since, length },
+                by,
                 is_unacknowledged: false,
             }),
             lost: OnceLock::new(),
             is_gone: AtomicBool::new(false),
-            was_refused: AtomicBool::new(false),
             changed: Notify::new(),
             // The ACQUIRE of a kept lock asks for WANTED already.
-            wanted: Wanted::new(target.owner.is_kept()),
+            wanted: Wanted::new(target.owner.is_kept),
             guards: AtomicUsize::new(1),
             renewing: Arc::default(),
             span,
@@ -173,47 +142,34 @@ impl Hold {
 
     /// The end of the lease, if the server's clock runs like ours.
     fn lease_end(&self) -> Instant {
-        let end = self.validity(|validity| validity.lease.ends());
+        let end = locked(&self.validity).lease.ends();
         self.cap.map_or(end, |cap| cap.min(end))
     }
 
     /// The end of our confidence in the lease.
     fn valid_until(&self) -> Instant {
-        let until = self.validity(|validity| valid_until(validity.lease));
+        let until = valid_until(locked(&self.validity).lease);
         let cap = self
             .cap
-            .map(|cap| cap.checked_sub(drift(Duration::ZERO)).unwrap_or(cap));
+            .and_then(|cap| cap.checked_sub(drift(Duration::ZERO)));
         cap.map_or(until, |cap| cap.min(until))
-    }
-
-    fn validity<T>(&self, read: impl FnOnce(&Validity) -> T) -> T {
-        read(&locked(&self.validity))
     }
 
     /// When it is lost unless something more is heard.
     pub(crate) fn end(&self) -> Instant {
-        let session = self.validity(|validity| validity.counts_on.confidence.until());
+        let session = locked(&self.validity).by.confidence.until();
         let until = self.valid_until();
         session.map_or(until, |session| session.min(until))
     }
 
-    /// The reason of the loss, if the hold is lost. A later confirmation does not revive it.
+    /// The reason of the loss, if the hold is lost. It is marked as lost then, as the caller acts
+    /// on that: a renewal that another thread hears a moment later must not make it valid again. A
+    /// task that waits for the loss looks again at the end by itself.
     pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
         if self.lost.get().is_none() && now >= self.end() {
             self.mark_lost(self.reason(now));
-            self.changed.notify_waiters();
         }
         self.lost.get().copied()
-    }
-
-    /// The same without a notification: none may be sent under the table's lock. A task that waits
-    /// for the loss looks again at the end. The hold is marked as lost, because the caller acts on
-    /// that now: a renewal that another thread hears a moment later must not make it valid again.
-    pub(crate) fn is_over(&self, now: Instant) -> bool {
-        if self.lost.get().is_none() && now >= self.end() {
-            self.mark_lost(self.reason(now));
-        }
-        self.lost.get().is_some()
     }
 
     /// Why it ends where it does.
@@ -225,7 +181,7 @@ impl Hold {
             LostReason::SessionUnconfirmed
         } else if self.cap.is_some_and(is_capped) {
             LostReason::MaxHold
-        } else if self.validity(|validity| validity.is_unacknowledged) {
+        } else if locked(&self.validity).is_unacknowledged {
             LostReason::NotAcknowledged
         } else {
             LostReason::Expired
@@ -247,35 +203,23 @@ impl Hold {
         self.mark_lost(reason);
     }
 
-    /// Its renewal was refused, and is sent again when a session answers.
-    pub(crate) fn refused(&self) {
-        self.was_refused.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether that is so; it is not, once this is asked.
-    pub(crate) fn was_refused(&self) -> bool {
-        self.was_refused.swap(false, Ordering::Relaxed)
-    }
-
     /// Whether the server has nothing of it any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
     }
 
-    /// By whose word it is held.
-    pub(crate) fn counts_on(&self) -> CountsOn {
-        self.validity(|validity| validity.counts_on.clone())
+    /// The session by whose word it is held.
+    pub(crate) fn session(&self) -> Arc<Session> {
+        Arc::clone(&locked(&self.validity).by.session)
     }
 
     pub(crate) fn is_of(&self, session: &Arc<Session>) -> bool {
-        self.validity(|validity| Arc::ptr_eq(&validity.counts_on.session, session))
+        Arc::ptr_eq(&locked(&self.validity).by.session, session)
     }
 
     /// Whether the session has begun anew since this was confirmed.
     pub(crate) fn is_of_former_life(&self) -> bool {
-        self.validity(|Validity { counts_on, .. }| {
-            counts_on.session.life() != Some(counts_on.confidence.life)
-        })
+        locked(&self.validity).by.is_of_former_life()
     }
 
     /// As much of the whole lease as the longest hold allows.
@@ -285,10 +229,10 @@ impl Hold {
         whole_millis(lease).max(MILLI)
     }
 
-    /// The lease for an automatic renewal: the whole lease, or the rest of it if the caller set
-    /// one.
-    pub(crate) fn lease_kept(&self, now: Instant) -> Duration {
-        if self.options.renewed {
+    /// The lease for a renewal: the whole lease, or if it need not begin `anew`, the rest of one
+    /// that the caller has set.
+    pub(crate) fn lease_to_ask(&self, anew: bool, now: Instant) -> Duration {
+        if anew || self.options.renewed {
             return self.lease_anew(now);
         }
         whole_millis(self.lease_left(now)).max(MILLI)
@@ -314,10 +258,7 @@ impl Hold {
                 Ok(found) => return found,
                 Err(next) => next,
             };
-            tokio::select! {
-                () = sleep_until(next) => {}
-                () = changed => {}
-            }
+            let _ = timeout_at(next, changed).await;
         }
     }
 
@@ -329,8 +270,8 @@ impl Hold {
     /// more.
     pub(crate) fn renewed(
         &self,
-        lease: Lease,
-        counts_on: CountsOn,
+        length: Duration,
+        by: Sending,
         acknowledged: Option<&Result<(), Error>>,
         now: Instant,
     ) -> Result<(), LostReason> {
@@ -341,6 +282,8 @@ impl Hold {
         if let Some(acknowledged) = acknowledged {
             validity.is_unacknowledged = acknowledged.is_err();
         }
+        let since = by.at;
+        let lease = Lease { since, length };
         // A late reply does not shorten the validity.
         let is_longer = valid_until(lease) > valid_until(validity.lease);
         if matches!(acknowledged, Some(Ok(()))) && is_longer {
@@ -348,8 +291,8 @@ impl Hold {
         }
         // The renewal that was sent last says which node confirms the hold: after a move the former
         // node must not count any more.
-        if lease.since >= validity.since {
-            (validity.counts_on, validity.since) = (counts_on, lease.since);
+        if since >= validity.by.at {
+            validity.by = by.at_present();
         }
         Ok(())
     }
@@ -360,10 +303,8 @@ impl Hold {
 struct Validity {
     /// The lease that ends last.
     lease: Lease,
-    /// By whose word it is held.
-    counts_on: CountsOn,
-    /// When that was confirmed.
-    since: Instant,
+    /// By whose word it is held, and since when that is confirmed.
+    by: Sending,
     /// Whether the last renewal that was to be acknowledged was not.
     is_unacknowledged: bool,
 }
@@ -371,15 +312,18 @@ struct Validity {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::wire::Confidence;
     use crate::wire::session::tests::session;
 
     const LEASE: Duration = Duration::from_secs(1);
     const GRACE: Duration = Duration::from_secs(5);
 
-    fn counts_on(sent: Instant, grace: Duration) -> CountsOn {
-        CountsOn {
+    fn by(at: Instant, grace: Duration) -> Sending {
+        Sending {
+            at,
+            again: false,
             session: session(grace),
-            confidence: Confidence::new(1, sent, grace),
+            confidence: Confidence::new(1, at, grace),
         }
     }
 
@@ -394,16 +338,7 @@ pub(crate) mod tests {
             renewed: true,
             max_hold,
         };
-        let counts_on = counts_on(since, grace);
-        Hold::new(
-            target,
-            options,
-            Grant {
-                token: 7,
-                since,
-                counts_on,
-            },
-        )
+        Hold::new(target, options, 7, by(since, grace))
     }
 
     fn after(start: Instant, ms: u64) -> Instant {
@@ -418,11 +353,7 @@ pub(crate) mod tests {
         acknowledged: &Result<(), Error>,
         now: Instant,
     ) -> Result<(), LostReason> {
-        let lease = Lease {
-            since: sent,
-            length: LEASE,
-        };
-        hold.renewed(lease, counts_on(sent, GRACE), Some(acknowledged), now)
+        hold.renewed(LEASE, by(sent, GRACE), Some(acknowledged), now)
     }
 
     #[test]
@@ -444,13 +375,13 @@ pub(crate) mod tests {
         let late = hold(start, GRACE, None);
         let told = renew(&late, after(start, 500), &Ok(()), after(start, 988));
         assert_eq!(told, Err(LostReason::Expired));
-        assert!(late.is_over(after(start, 989)) && !late.is_gone());
+        assert!(late.lost(after(start, 989)).is_some() && !late.is_gone());
         // Once it has been found over, a renewal whose answer is heard after that changes nothing.
         let over = hold(start, GRACE, None);
-        assert!(over.is_over(over.end()));
+        assert!(over.lost(over.end()).is_some());
         let told = renew(&over, after(start, 500), &Ok(()), after(start, 900));
         assert_eq!(told, Err(LostReason::Expired));
-        assert!(over.is_over(after(start, 900)));
+        assert!(over.lost(after(start, 900)).is_some());
     }
 
     #[test]

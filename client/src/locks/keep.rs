@@ -30,17 +30,26 @@ pub(super) type Place = (Instant, u64);
 /// needs half of its lease and of its longest hold. The session must be connected, or a loss would
 /// be heard too late.
 pub(super) fn is_fit(hold: &Hold, now: Instant) -> bool {
-    let is_heard_of = hold.counts_on().session.is_attached() && !hold.is_of_former_life();
+    let is_heard_of = hold.session().is_attached() && !hold.is_of_former_life();
     is_heard_of && may_be_kept(hold, now) && hold.leaves_half(now)
 }
 
 /// Whether the lock may be kept: it is still held, and no other client wants it.
 fn may_be_kept(hold: &Hold, now: Instant) -> bool {
-    !hold.is_over(now) && hold.wanted.may_be_kept()
+    hold.lost(now).is_none() && hold.wanted.may_be_kept()
+}
+
+impl Held {
+    /// It is the next use of a kept lock, which has the turn.
+    pub(super) fn is_next_use(&mut self, state: &mut State) {
+        self.stays = true;
+        self.hold.wanted.begins_anew();
+        state.take_turn(self.slot, Turn::Used);
+    }
 }
 
 impl State {
-    /// Takes an idle lock out for its release: this one, or the oldest of too many.
+    /// Takes a kept lock out for its release, which nobody uses or which is lost.
     fn ends_idle(&mut self, id: SlotId) -> Option<Arc<Hold>> {
         let hold = self.release_first(id);
         hold.or_else(|| self.pass_turn(id))
@@ -57,11 +66,9 @@ impl Context {
             let hold = slot.hold.as_ref();
             let hold = hold.filter(|hold| is_idle && is_fit(hold, Instant::now()));
             let hold = Arc::clone(hold?);
-            state.take_turn(id, Turn::Used);
             hold.gains_guard();
-            hold.wanted.begins_anew();
             let mut part = Held::new(self, hold, id);
-            part.stays = true;
+            part.is_next_use(state);
             Some(part)
         })
     }
@@ -89,29 +96,30 @@ impl Context {
     /// When to look again at a kept hold; never, if it is kept no more. It goes back, if another
     /// process wants it or it was idle for long enough, and its turn is passed if it is lost.
     fn look(self: &Arc<Self>, slot: SlotId, hold: &Arc<Hold>, idle: Duration) -> Option<Instant> {
-        let now = Instant::now();
-        let (next, release) = self.table.with(|state| {
-            let place = state.at(slot).filter(|place| place.has(hold));
-            let Some(place) = place else {
-                return (None, None);
-            };
-            let since = place.place;
-            // One that is used now is idle at the earliest from now on.
-            let until = since.map_or(now, |(since, _)| since).checked_add(idle);
-            let is_idle_for_long = until.is_none_or(|until| until <= now);
-            match place.turn {
-                Some(Turn::Used) if hold.is_over(now) => (None, state.pass_turn(slot)),
-                None if is_idle_for_long || !may_be_kept(hold, now) => {
-                    (None, state.ends_idle(slot))
-                }
-                // A call has the turn, and its grant gets a watch of its own.
-                _ if hold.is_over(now) => (None, None),
-                _ => (until.map(|until| until.min(hold.end())), None),
-            }
-        });
-        if let Some(release) = release {
-            self.send_release(&release, slot, None);
+        if hold.wanted.may_be_kept() && hold.listen(self).is_err() {
+            // The server cannot tell: it goes back, as if it had.
+            hold.is_wanted();
         }
+        let (now, mut next) = (Instant::now(), None);
+        self.release_after(slot, |state| {
+            let place = state.at(slot).filter(|place| place.has(hold))?;
+            // One that is used now is idle at the earliest from now on.
+            let since = place.place.map_or(now, |(since, _)| since);
+            let until = since.checked_add(idle);
+            let is_lost = hold.lost(now).is_some();
+            let ends = match place.turn {
+                Some(Turn::Used) => is_lost,
+                None => until.is_none_or(|until| until <= now) || !may_be_kept(hold, now),
+                // A call has the turn, and its grant gets a watch of its own.
+                Some(_) => false,
+            };
+            if ends {
+                return state.ends_idle(slot);
+            }
+            next = until.map(|until| until.min(hold.end()));
+            next.take_if(|_| is_lost);
+            None
+        });
         next
     }
 }
@@ -121,10 +129,8 @@ pub(super) fn watch(context: &Arc<Context>, slot: SlotId, hold: &Arc<Hold>, idle
     let (this, hold) = (Arc::downgrade(context), Arc::clone(hold));
     let watching = async move {
         let look = || {
-            let next = Weak::upgrade(&this).and_then(|context| {
-                hold.listen_while_kept(&context);
-                context.look(slot, &hold, idle)
-            });
+            let next = Weak::upgrade(&this);
+            let next = next.and_then(|context| context.look(slot, &hold, idle));
             next.map_or(Ok(()), Err)
         };
         hold.until(look).await;

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::locks::{Aim, Context, Hold, renew};
 
 impl Hold {
-    /// The server tells that it is wanted: all guards hear it.
+    /// The server tells that it is wanted: all guards hear it, and it is not kept here.
     pub(super) fn is_wanted(&self) {
         self.wanted.told.fetch_add(1, Ordering::Release);
         self.changed.notify_waiters();
@@ -24,7 +24,7 @@ impl Hold {
     }
 
     /// Sees to it that the server tells when it is wanted.
-    fn listen(self: &Arc<Self>, context: &Arc<Context>) -> Result<(), Error> {
+    pub(super) fn listen(self: &Arc<Self>, context: &Arc<Context>) -> Result<(), Error> {
         if let Some(refused) = self.wanted.refusal() {
             return Err(refused);
         }
@@ -34,13 +34,6 @@ impl Hold {
         }
         Ok(())
     }
-
-    /// The same for a lock that is kept, which goes back if the server cannot tell.
-    pub(super) fn listen_while_kept(self: &Arc<Self>, context: &Arc<Context>) {
-        if self.wanted.may_be_kept() && self.listen(context).is_err() {
-            self.wanted.must_go_back();
-        }
-    }
 }
 
 /// Ends when one of these is wanted that were not `heard` of yet, or is lost.
@@ -49,14 +42,13 @@ pub(crate) async fn wanted<'a>(
     holds: impl Iterator<Item = &'a Arc<Hold>> + Clone,
     heard: &AtomicU64,
 ) -> Result<(), Error> {
-    let lost = holds.clone().find_map(|hold| hold.lost(Instant::now()));
-    if let Some(reason) = lost {
-        return Err(Error::lost(reason));
-    }
     // Reads each counter once: a report by another thread after this look ends the wait.
     let mut known: u64 = 0;
     let mut waiting = FuturesUnordered::new();
     for hold in holds.clone() {
+        if let Some(reason) = hold.lost(Instant::now()) {
+            return Err(Error::lost(reason));
+        }
         // An earlier one's, and perhaps that of another server.
         hold.wanted.refusal();
         let told = hold.wanted.heard();
@@ -77,15 +69,14 @@ pub(crate) async fn wanted<'a>(
 /// Ends when it was told more often than is known.
 async fn until_wanted(context: &Arc<Context>, hold: &Arc<Hold>, known: u64) -> Result<(), Error> {
     hold.until(|| {
-        let end = hold.end();
         if let Some(reason) = hold.lost(Instant::now()) {
             return Ok(Err(Error::lost(reason)));
         }
         if hold.wanted.heard() > known {
             return Ok(Ok(()));
         }
-        hold.listen(context)
-            .map_or_else(|error| Ok(Err(error)), |()| Err(end))
+        let listens = hold.listen(context);
+        listens.map_or_else(|error| Ok(Err(error)), |()| Err(hold.end()))
     })
     .await
 }

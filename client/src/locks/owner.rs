@@ -36,7 +36,7 @@ use smallvec::SmallVec;
 pub struct Owner {
     pub(crate) name: Arc<str>,
     /// Whether it is the owner of a kept lock, whose guards use it one after the other.
-    is_kept: bool,
+    pub(crate) is_kept: bool,
 }
 
 impl Owner {
@@ -48,18 +48,10 @@ impl Owner {
         text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
         // All of it is text.
         let name = str::from_utf8(&text).unwrap_or_default().into();
-        let is_kept = false;
-        Self { name, is_kept }
-    }
-
-    /// The same, for a lock that is kept.
-    pub(crate) fn of_kept(self) -> Self {
-        let is_kept = true;
-        Self { is_kept, ..self }
-    }
-
-    pub(crate) fn is_kept(&self) -> bool {
-        self.is_kept
+        Self {
+            name,
+            is_kept: false,
+        }
     }
 
     /// The owner as the server knows it: the field of the lock's hash.

@@ -8,11 +8,10 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, LostReason};
-use crate::locks::report::{Report, tell};
-use crate::locks::{Context, CountsOn, Hold};
-use crate::time::Lease;
+use crate::locks::held::{Report, tell};
+use crate::locks::{Context, Hold};
 use crate::wire::reply::{read_by, read_renewed};
-use crate::wire::{Manner, Outcome, Request, request};
+use crate::wire::{Manner, Outcome, Request, Sending, request};
 use crate::{Backoff, metrics};
 
 /// The purpose of a renewal. It matters only with [`Acknowledger`]; without one, `Hold` and `Lease`
@@ -31,38 +30,20 @@ pub(crate) enum Aim {
 }
 
 /// Renews a hold, and takes note of that: why not, if it is not so now.
-pub(crate) fn ask(
-    context: &Arc<Context>,
-    hold: &Arc<Hold>,
-    aim: Aim,
-) -> impl Future<Output = Result<(), Error>> + use<> {
-    let (context, hold) = (Arc::downgrade(context), Arc::clone(hold));
-    async move {
-        let (since, mut pauses) = (Instant::now(), Backoff::new());
-        loop {
-            let Some(router) = context.upgrade().map(|one| Arc::clone(&one.router)) else {
-                return Err(Error::shut_down());
-            };
-            let limit = router.response_timeout;
-            let turn = timeout(limit, Arc::clone(&hold.renewing).lock_owned()).await;
-            let Ok(turn) = turn else {
-                let busy = "an earlier renewal is not answered";
-                return Err(router.trouble().unwrap_or_else(|| Error::unavailable(busy)));
-            };
-            let (report, outcome) = oneshot::channel();
-            let Some(context) = context.upgrade() else {
-                return Err(Error::shut_down());
-            };
-            start(&context, &hold, aim, turn, Some(report));
-            drop(context);
-            let told = outcome.await.unwrap_or_else(|_| Err(Error::shut_down()));
-            match told {
-                // The session connection has broken, and is there again in a moment.
-                Err(error) if error.code().is_without_session() && since.elapsed() < limit => {
-                    sleep(pauses.next()).await;
-                }
-                told => return told,
+pub(crate) async fn ask(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) -> Result<(), Error> {
+    let (since, mut pauses) = (Instant::now(), Backoff::new());
+    let limit = context.router.response_timeout;
+    loop {
+        let turn = timeout(limit, Arc::clone(&hold.renewing).lock_owned()).await;
+        let busy = |_| context.trouble_or("an earlier renewal is not answered");
+        let (report, outcome) = oneshot::channel();
+        start(context, hold, aim, turn.map_err(busy)?, Some(report));
+        match outcome.await.unwrap_or_else(|_| Err(Error::shut_down())) {
+            // The session connection has broken, and is there again in a moment.
+            Err(error) if error.code().is_without_session() && since.elapsed() < limit => {
+                sleep(pauses.next()).await;
             }
+            told => return told,
         }
     }
 }
@@ -92,10 +73,7 @@ fn start(
     report: Report,
 ) {
     let now = Instant::now();
-    let length = match aim {
-        Aim::Anew => hold.lease_anew(now),
-        Aim::Hold | Aim::Lease => hold.lease_kept(now),
-    };
+    let length = hold.lease_to_ask(aim == Aim::Anew, now);
     let node = context.router.home(&hold.target.name);
     let wanted = hold.wanted.asks();
     let (target, session) = (&hold.target, &node.session);
@@ -110,34 +88,35 @@ fn start(
         report,
     };
     let Some(acknowledger) = node.acknowledger.as_ref().filter(|_| aim != Aim::Hold) else {
-        let acknowledged = node.acknowledger.is_none().then_some(Ok(()));
+        let by_enough = node.acknowledger.is_none().then_some(Ok(()));
         let then = Box::new(move |outcome| match outcome {
-            Outcome::Overdue(error) => tell(renewing.report.take(), Err(error)),
+            Outcome::Overdue(error) => tell(&mut renewing.report, Err(error)),
             Outcome::Told(reply, sending) => {
-                let sent = sending.map(|sending| (sending.at, CountsOn::from(&sending)));
-                renewing.told(read_by(reply, read_renewed), sent, acknowledged.clone());
+                let is_held = read_by(reply, read_renewed);
+                renewing.told(is_held.map(|is_held| (is_held, by_enough.clone())), sending);
             }
         });
         let request = Request::new(cmd, &target.name, Manner::Twice, then);
         return node.link.send(request);
     };
     let Some(confidence) = session.present() else {
-        return renewing.told(Err(session.trouble()), None, None);
+        return renewing.told(Err(session.trouble()), None);
     };
-    let session = Arc::clone(session);
-    let sent = Some((
-        now,
-        CountsOn {
-            session,
-            confidence,
-        },
-    ));
-    let then = Box::new(move |answer| match answer {
-        Ok((is_held, by_enough)) => renewing.told(Ok(is_held), sent, Some(by_enough)),
-        Err(error) => renewing.told(Err(error), sent, None),
+    let sending = Sending {
+        at: now,
+        again: false,
+        session: Arc::clone(session),
+        confidence,
+    };
+    let then = Box::new(move |answer: Result<_, _>| {
+        let told = answer.map(|(is_held, by_enough)| (is_held, Some(by_enough)));
+        renewing.told(told, Some(sending.clone()));
     });
     acknowledger.renew(cmd, then);
 }
+
+/// Whether it is held, and if the lease had to be acknowledged, whether enough copies have it.
+type Renewed = (bool, Option<Result<(), Error>>);
 
 /// A renewal that is under way.
 struct Renewing {
@@ -152,42 +131,34 @@ struct Renewing {
 }
 
 impl Renewing {
-    /// It was answered; by whose word and since when the hold is confirmed, and whether enough
-    /// copies have it.
-    fn told(
-        &mut self,
-        answer: Result<bool, Error>,
-        sent: Option<(Instant, CountsOn)>,
-        acknowledged: Option<Result<(), Error>>,
-    ) {
+    /// It was answered, and by whose word and since when the hold is confirmed.
+    fn told(&mut self, answer: Result<Renewed, Error>, sending: Option<Sending>) {
         drop(self.turn.take());
-        metrics::renewed(answer.as_ref().ok().copied());
-        if let Some(before) = self.wanted {
-            self.hold.wanted.answered(before, answer.as_ref().err());
+        metrics::renewed(answer.as_ref().ok().map(|(is_held, _)| *is_held));
+        if let (Some(_), Err(error)) = (self.wanted, &answer) {
+            self.hold.wanted.failed(error);
         }
-        let told =
-            answer.and_then(|is_held| self.take_note(sent.filter(|_| is_held), acknowledged));
+        let told = answer.and_then(|(is_held, by_enough)| {
+            self.take_note(sending.filter(|_| is_held), by_enough)
+        });
         self.hold.changed.notify_waiters();
         if let Some(context) = self.context.upgrade() {
             self.follow_up(&context, &told);
         }
-        tell(self.report.take(), told);
+        tell(&mut self.report, told);
     }
 
     fn take_note(
         &self,
-        sent: Option<(Instant, CountsOn)>,
+        sending: Option<Sending>,
         acknowledged: Option<Result<(), Error>>,
     ) -> Result<(), Error> {
-        let Some((since, counts_on)) = sent else {
+        let Some(sending) = sending else {
             self.hold.mark_gone(LostReason::NotHeld);
             return Err(Error::lost(LostReason::NotHeld));
         };
-        let (length, now) = (self.length, Instant::now());
-        let lease = Lease { since, length };
-        let renewed = self
-            .hold
-            .renewed(lease, counts_on, acknowledged.as_ref(), now);
+        let (by_enough, now) = (acknowledged.as_ref(), Instant::now());
+        let renewed = self.hold.renewed(self.length, sending, by_enough, now);
         renewed.map_err(Error::lost)?;
         acknowledged.unwrap_or(Ok(()))
     }
@@ -197,15 +168,15 @@ impl Renewing {
         match told {
             Ok(()) => {
                 // The session has begun anew meanwhile, or somebody has begun to listen.
-                let listens = self.wanted.is_none() && hold.wanted.asks().is_some();
-                if hold.is_of_former_life() || listens {
+                let asks = hold.wanted.asks();
+                if hold.is_of_former_life() || asks.is_some() && asks != self.wanted {
                     one(context, hold, Aim::Hold);
                 }
             }
             Err(error) if error.is_lost() => {}
             Err(error) if error.code().is_without_session() => {
-                hold.refused();
-                context.table.with(|state| state.has_refused = true);
+                let refused = Arc::clone(hold);
+                context.table.with(|state| state.refused.1.push(refused));
             }
             // A refusal is no word of a loss: the server may be loading, or out of memory. The
             // guard hears of it when its lease ends unconfirmed.

@@ -60,6 +60,7 @@ impl Table {
 pub(super) struct State {
     ids: HashMap<Key, SlotId>,
     slots: Slab<Slot>,
+    /// One that has come to its end is removed before it passes its turn.
     pub(super) calls: BTreeMap<CallId, Call>,
     /// The slots of kept locks, by their terms.
     pub(super) kept: HashMap<Arc<KeptKey>, SlotId>,
@@ -67,8 +68,9 @@ pub(super) struct State {
     pub(super) idle: BTreeMap<Place, SlotId>,
     /// The largest number of idle locks.
     pub(super) kept_max: usize,
-    /// Some calls or renewals were refused for want of a session.
-    pub(super) has_refused: bool,
+    /// The calls and the renewals that were refused for want of a session. They ask again when one
+    /// answers.
+    pub(super) refused: (Vec<CallId>, Vec<Arc<Hold>>),
     numbers: u64,
 }
 
@@ -102,6 +104,7 @@ pub(super) enum Turn {
     Used,
 }
 
+#[derive(Clone)]
 struct Waiter {
     /// The time until which it waits behind others; for a try that is over at once.
     until: Option<Instant>,
@@ -153,8 +156,6 @@ pub(super) enum Phase {
     Asking,
     /// It was refused for a reason that passes, and is sent again.
     Pausing,
-    /// It was refused for want of a session, and is sent again when one answers.
-    Refused,
     /// It stands in the queue: an event of this life with a larger number tells of its end.
     Waiting { life: i64, seq: u64, asked: Sending },
 }
@@ -171,7 +172,7 @@ impl Slot {
     /// The hold that is there for one more guard.
     pub(super) fn live(&self, now: Instant) -> Option<&Arc<Hold>> {
         let hold = self.hold.as_ref()?;
-        (hold.has_guards() && !hold.is_over(now)).then_some(hold)
+        (hold.has_guards() && hold.lost(now).is_none()).then_some(hold)
     }
 
     pub(super) fn has(&self, hold: &Arc<Hold>) -> bool {
@@ -180,7 +181,7 @@ impl Slot {
 
     /// Whether the hold must be released before the owner asks again: the server may have it still.
     pub(super) fn must_release(&self, now: Instant) -> bool {
-        let is_over = |hold: &Arc<Hold>| hold.is_over(now) || !self.stays(hold);
+        let is_over = |hold: &Arc<Hold>| hold.lost(now).is_some() || !self.stays(hold);
         let hold = self.hold.as_ref().filter(|hold| !hold.is_gone());
         hold.is_some_and(is_over)
     }
@@ -218,15 +219,6 @@ impl Slot {
     /// Wakes the first in line, to take the turn.
     fn wake_first(&self) {
         self.line.front().inspect(|first| first.caller.notify_one());
-    }
-
-    /// Takes the hold out, for its release: nothing, if the server has none.
-    fn take_out(&mut self) -> Option<Arc<Hold>> {
-        let hold = self.hold.take()?;
-        if self.kept.is_some() {
-            hold.loses_guard();
-        }
-        Some(hold).filter(|hold| !hold.is_gone())
     }
 }
 
@@ -279,14 +271,6 @@ impl State {
         self.slots.get_mut(slot)
     }
 
-    pub(super) fn hold(&self, slot: SlotId) -> Option<&Arc<Hold>> {
-        self.slots.get(slot)?.hold.as_ref()
-    }
-
-    pub(super) fn turn(&self, slot: SlotId) -> Option<Turn> {
-        self.slots.get(slot)?.turn
-    }
-
     /// Sets the turn, whatever it was.
     pub(super) fn take_turn(&mut self, slot: SlotId, turn: Turn) {
         let Some(slot) = self.slots.get_mut(slot) else {
@@ -299,18 +283,18 @@ impl State {
     }
 
     /// Has a caller line up at all of these: so those that wait for each other never form a circle.
-    pub(super) fn line_up(
-        &mut self,
-        slots: &NamedSlots,
-        until: Option<Instant>,
-        caller: &Arc<Notify>,
-    ) {
+    /// Gives what wakes it there.
+    pub(super) fn line_up(&mut self, slots: &NamedSlots, until: Option<Instant>) -> Arc<Notify> {
+        let waiter = Waiter {
+            until,
+            caller: Arc::default(),
+        };
         for (_, slot) in slots {
             if let Some(slot) = self.slots.get_mut(*slot) {
-                let caller = Arc::clone(caller);
-                slot.line.push_back(Waiter { until, caller });
+                slot.line.push_back(waiter.clone());
             }
         }
+        waiter.caller
     }
 
     /// The turn that a caller must wait for, at the first of these slots where it must.
@@ -330,17 +314,12 @@ impl State {
         })
     }
 
-    /// The call has joined the server's queue.
-    pub(super) fn joins_queue(&mut self, id: CallId) {
-        let Some(call) = self.calls.get_mut(&id) else {
-            return;
-        };
-        (call.was_queued, call.tries) = (true, 0);
-        for (_, slot) in &call.slots {
-            if let Some(slot) = self.slots.get_mut(*slot) {
-                slot.wake_late();
-            }
-        }
+    /// Wakes the callers whose time is over behind this call, if its turn lasts.
+    pub(super) fn wake_late_behind(&self, id: CallId) {
+        let call = self.calls.get(&id).filter(|call| call.was_queued);
+        let slots = call.into_iter().flat_map(|call| &call.slots);
+        let slots = slots.filter_map(|(_, slot)| self.slots.get(*slot));
+        slots.for_each(Slot::wake_late);
     }
 
     /// A call has got this hold. If the lock is kept, a guard has it from now on.
@@ -373,7 +352,14 @@ impl State {
     /// Takes out the hold at a slot, for its release before the owner asks again. The release has
     /// the turn. Nothing, if the server has no hold.
     pub(super) fn release_first(&mut self, id: SlotId) -> Option<Arc<Hold>> {
-        let hold = self.slots.get_mut(id)?.take_out()?;
+        let slot = self.slots.get_mut(id)?;
+        let hold = slot.hold.take()?;
+        if slot.kept.is_some() {
+            hold.loses_guard();
+        }
+        if hold.is_gone() {
+            return None;
+        }
         let leaving = Turn::Leaving(self.number());
         self.take_turn(id, leaving);
         Some(hold)
@@ -426,21 +412,12 @@ impl State {
         id
     }
 
-    pub(super) fn call(&mut self, id: CallId) -> Option<&mut Call> {
-        self.calls.get_mut(&id)
-    }
-
-    /// The call has come to its end. Its slots are still its own.
-    pub(super) fn end(&mut self, id: CallId) -> Option<Call> {
-        self.calls.remove(&id)
-    }
-
     /// The call whose turn it is.
     pub(super) fn call_at(&mut self, slot: SlotId) -> Option<(CallId, &mut Call)> {
-        let Some(Turn::Call(id)) = self.turn(slot) else {
+        let Some(Turn::Call(id)) = self.slots.get(slot)?.turn else {
             return None;
         };
-        Some((id, self.call(id)?))
+        Some((id, self.calls.get_mut(&id)?))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Whether other owners wait for a held lock, and whether the server will tell.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::Error;
 use crate::locked;
@@ -13,29 +13,16 @@ pub(crate) struct Wanted {
     /// How often callers of this process wanted it since it was last handed to one of them, which
     /// the server does not know.
     pub(super) told_here: AtomicU64,
-    goes_back: AtomicBool,
-    asked: Mutex<Asked>,
-}
-
-/// How the asking stands.
-#[derive(Default)]
-enum Asked {
-    #[default]
-    Not,
-    /// The renewals ask, until one is answered.
-    Due,
-    /// The server has agreed, which tells once; and it was told so often by then.
-    Until { told: u64 },
-    /// The server has refused.
-    Refused(Error),
+    /// The renewals ask as long as the server has told this often, if they ask; or the server's
+    /// refusal to tell.
+    asked: Mutex<Option<Result<u64, Error>>>,
 }
 
 impl Wanted {
     /// The state of a new hold, which may have asked with its ACQUIRE.
     pub(super) fn new(is_asked: bool) -> Self {
-        let asked = is_asked.then_some(Asked::Until { told: 0 });
         Self {
-            asked: Mutex::new(asked.unwrap_or_default()),
+            asked: Mutex::new(is_asked.then_some(Ok(0))),
             ..Self::default()
         }
     }
@@ -55,14 +42,9 @@ impl Wanted {
         self.told_here.store(0, Ordering::Release);
     }
 
-    /// The lock must not be kept here.
-    pub(super) fn must_go_back(&self) {
-        self.goes_back.store(true, Ordering::Release);
-    }
-
     /// Whether the lock may be kept here, because no other client wants it.
     pub(super) fn may_be_kept(&self) -> bool {
-        self.told() == 0 && !self.goes_back.load(Ordering::Acquire)
+        self.told() == 0
     }
 
     /// Whether a renewal is to ask, and how often it was told before. Each asks once more: the
@@ -70,38 +52,24 @@ impl Wanted {
     /// slot goes to another, also if it comes back before anybody here has noticed.
     pub(super) fn asks(&self) -> Option<u64> {
         let now = self.told();
-        let asks = match &*locked(&self.asked) {
-            Asked::Due => true,
-            Asked::Until { told } => *told == now,
-            Asked::Not | Asked::Refused(_) => false,
-        };
-        asks.then_some(now)
+        matches!(&*locked(&self.asked), Some(Ok(told)) if *told == now).then_some(now)
     }
 
     /// The renewals ask from now on.
     pub(super) fn must_be_asked(&self) {
-        *locked(&self.asked) = Asked::Due;
+        *locked(&self.asked) = Some(Ok(self.told()));
     }
 
-    /// The renewal that asked was answered. It had been told so often before.
-    pub(super) fn answered(&self, before: u64, error: Option<&Error>) {
-        let mut asked = locked(&self.asked);
-        match error {
-            None => *asked = Asked::Until { told: before },
-            Some(error) if error.is_unanswered() => {}
-            Some(error) => *asked = Asked::Refused(error.clone()),
+    /// The renewal that asked was answered with this error.
+    pub(super) fn failed(&self, error: &Error) {
+        if !error.is_unanswered() {
+            *locked(&self.asked) = Some(Err(error.clone()));
         }
     }
 
     /// A refusal is told to one who listens; the next asks the server again.
     pub(super) fn refusal(&self) -> Option<Error> {
-        let mut asked = locked(&self.asked);
-        let Asked::Refused(error) = &*asked else {
-            return None;
-        };
-        let error = error.clone();
-        *asked = Asked::Not;
-        Some(error)
+        locked(&self.asked).take_if(|asked| asked.is_err())?.err()
     }
 }
 
@@ -115,18 +83,17 @@ mod tests {
         assert_eq!(wanted.asks(), None);
         wanted.must_be_asked();
         assert_eq!(wanted.asks(), Some(0));
-        wanted.answered(0, Some(&Error::not_attached()));
-        assert_eq!(wanted.asks(), Some(0), "it was not answered");
-        wanted.answered(0, None);
-        assert_eq!(wanted.asks(), Some(0), "word may be lost");
+        wanted.failed(&Error::not_attached());
+        assert_eq!(
+            wanted.asks(),
+            Some(0),
+            "it was not answered, or word may be lost"
+        );
         wanted.told.fetch_add(1, Ordering::Release);
         assert_eq!(wanted.asks(), None);
-        // Told before the answer to the asking came.
-        wanted.answered(0, None);
-        assert_eq!(wanted.asks(), None);
-        wanted.answered(1, None);
+        wanted.must_be_asked();
         assert_eq!(wanted.asks(), Some(1));
-        wanted.answered(1, Some(&Error::refused("no")));
+        wanted.failed(&Error::refused("no"));
         assert_eq!(wanted.asks(), None);
         assert!(wanted.refusal().is_some() && wanted.refusal().is_none());
         assert_eq!(Wanted::new(true).asks(), Some(0));

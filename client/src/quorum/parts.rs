@@ -132,7 +132,7 @@ impl Parts {
     /// server at any time, even during the request. A guard that does not count is dropped here,
     /// and so released.
     fn only_vote(&self, guard: Guard) -> Result<Guard, Error> {
-        let server = |guard: &Guard| guard.hold().counts_on().session.server();
+        let server = |guard: &Guard| guard.hold().session().server();
         let granted_by = server(&guard);
         let by = |held: &Arc<Guard>| granted_by.is_some() && server(held) == granted_by;
         let twin = self.servers.iter().find(|part| part.live().is_some_and(by));

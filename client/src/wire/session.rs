@@ -329,12 +329,13 @@ pub(crate) struct Sending {
 }
 
 impl Sending {
-    /// The session's confidence for a reply that arrives now. If the session has another life by
-    /// now, it is the confidence at the time of sending.
-    pub(crate) fn confidence(&self) -> Arc<Confidence> {
+    /// The same with the session's confidence for a reply that arrives now. If the session has
+    /// another life by now, it is the confidence at the time of sending.
+    pub(crate) fn at_present(self) -> Self {
         let present = self.session.present();
         let present = present.filter(|present| present.life == self.confidence.life);
-        present.unwrap_or_else(|| Arc::clone(&self.confidence))
+        let confidence = present.unwrap_or_else(|| Arc::clone(&self.confidence));
+        Self { confidence, ..self }
     }
 
     /// Whether the session has begun anew since.
