@@ -30,7 +30,7 @@ pub(crate) type Replies = BoxFuture<'static, Result<Vec<Value>, Error>>;
 impl Socket {
     /// Sends these in one write. They are in the socket's queue when this returns, so no later
     /// command can get ahead of them.
-    pub(super) fn send(&self, pipeline: Pipeline) -> Replies {
+    pub(super) fn send(&self, pipeline: Arc<Pipeline>) -> Replies {
         let mut socket = self.clone();
         // Unconstrained: if tokio's budget put off the first poll, later commands could go before
         // these.

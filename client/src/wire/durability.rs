@@ -91,7 +91,7 @@ async fn run(
                 pipeline.add_command(renewal);
             }
             pipeline.add_command(request::wait_for_copies(durability));
-            let replies = timeout(limit, connection.socket.send(pipeline)).await;
+            let replies = timeout(limit, connection.socket.send(Arc::new(pipeline))).await;
             // A missing reply may come late, so the next wait needs another connection.
             let mut replies = replies.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
             present = Some(connection);

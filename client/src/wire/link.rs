@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use futures_util::future::OptionFuture;
 use futures_util::stream::{StreamExt, unfold};
-use redis::{Pipeline, Value};
+use redis::{Cmd, Pipeline, Value};
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, watch};
 use tokio::task::yield_now;
@@ -143,9 +143,10 @@ impl Bound {
     }
 }
 
-/// Commands that were sent in one write, and wait for their replies.
+/// Commands that were sent in one write, and wait for their replies. The pipeline has their words.
 struct Exchange {
     requests: SmallVec<[Request; 1]>,
+    pipeline: Arc<Pipeline>,
     replies: Replies,
 }
 
@@ -268,10 +269,15 @@ impl Driver {
                 if request.asking {
                     pipeline.cmd("ASKING");
                 }
-                pipeline.add_command(request.cmd.clone());
+                pipeline.add_command(std::mem::take(&mut request.cmd));
             }
-            let replies = bound.connection.socket.send(pipeline);
-            self.in_flight.push_back(Exchange { requests, replies });
+            let pipeline = Arc::new(pipeline);
+            let replies = bound.connection.socket.send(Arc::clone(&pipeline));
+            self.in_flight.push_back(Exchange {
+                requests,
+                pipeline,
+                replies,
+            });
             if !self.commands.is_empty() {
                 // These are written at once, and not only with the next.
                 yield_now().await;
@@ -283,25 +289,29 @@ impl Driver {
     fn answered(&mut self, replies: Result<Vec<Value>, Error>) -> bool {
         let Ok(replies) = replies else { return false };
         self.heard = Instant::now();
-        let mut replies = replies.into_iter();
-        let requests = self.in_flight.pop_front().map(|first| first.requests);
-        for request in requests.into_iter().flatten() {
+        let Some(exchange) = self.in_flight.pop_front() else {
+            return true;
+        };
+        let mut answered = replies.into_iter().zip(exchange.pipeline.cmd_iter());
+        for request in exchange.requests {
             if request.asking {
                 // Told to nobody. An error would be that of the command, too.
-                replies.next();
+                answered.next();
             }
-            self.ends(request, replies.next());
+            self.ends(request, answered.next());
         }
         self.refused.is_empty()
     }
 
     /// Ends a command with this reply, unless it must be sent once more.
-    fn ends(&mut self, mut request: Request, reply: Option<Value>) {
-        let error = reply.as_ref();
-        let error = error.and_then(|reply| not_carried_out(reply, request.manner));
-        let Some(error) = error else {
-            return request.told(reply.ok_or_else(|| Error::no_reply(None)));
+    fn ends(&mut self, mut request: Request, answered: Option<(Value, &Cmd)>) {
+        let Some((reply, cmd)) = answered else {
+            return request.told(Err(Error::no_reply(None)));
         };
+        let Some(error) = not_carried_out(&reply, request.manner) else {
+            return request.told(Ok(reply));
+        };
+        request.cmd = cmd.clone();
         // This copy was not carried out; one before it may have been.
         request.sent.take_if(|sent| !sent.again);
         if error.code() == Code::ReadOnly {
@@ -358,11 +368,17 @@ impl Driver {
     fn begin_anew(&mut self) {
         self.paused_until = None;
         let mut again = VecDeque::from(std::mem::take(&mut self.refused));
-        let in_flight = std::mem::take(&mut self.in_flight).into_iter();
-        for mut request in in_flight.flat_map(|exchange| exchange.requests) {
-            match request.manner {
-                Manner::Once => request.told(Err(Error::no_reply(None))),
-                Manner::Asks | Manner::Twice => again.push_back(request),
+        for exchange in std::mem::take(&mut self.in_flight) {
+            let mut cmds = exchange.pipeline.cmd_iter();
+            for mut request in exchange.requests {
+                let cmd = cmds.nth(usize::from(request.asking));
+                match cmd.filter(|_| request.manner != Manner::Once) {
+                    Some(cmd) => {
+                        request.cmd = cmd.clone();
+                        again.push_back(request);
+                    }
+                    None => request.told(Err(Error::no_reply(None))),
+                }
             }
         }
         again.append(&mut self.commands);

@@ -69,9 +69,11 @@ pub(crate) struct Subject<'a> {
 impl Subject<'_> {
     /// `<verb> key owner [lease-ms] [READ | WRITE | PERMITS]`.
     fn cmd(&self, verb: &str, lease: Option<Duration>) -> Cmd {
+        let bytes = self.name.len().saturating_add(self.owner.len());
+        let mut cmd = Cmd::with_capacity(ARGUMENTS, bytes.saturating_add(OTHERS_BYTES));
         let (lease, mode) = (lease.map(millis), self.mode.word());
-        let mut cmd = redis::cmd(verb);
-        cmd.arg((self.name, self.owner, lease, mode)).take()
+        cmd.arg((verb, self.name, self.owner, lease, mode));
+        cmd
     }
 
     /// The same; permits are counted where they are taken and given back.
@@ -233,3 +235,8 @@ pub(crate) fn slots() -> Cmd {
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
+
+/// The most arguments of an ACQUIRE, and the usual length of those beside the name and the owner:
+/// the command's name, the lease, a mode, QUEUE, SESSION, ONCE, WANTED.
+const ARGUMENTS: usize = 12;
+const OTHERS_BYTES: usize = 112;
