@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
 use tokio::task::coop::consume_budget;
-use tokio::time::{Instant, Interval, interval, timeout_at};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout_at};
 
 use crate::api::Guard;
 use crate::locks::Helds;
@@ -115,6 +115,7 @@ impl AcquireOptions {
         // One for all parts: if each part began a new one, quick parts would put off the renewal
         // for ever.
         let mut pace = interval(part(request.options.lease, KEEP_PARTS));
+        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         pace.reset();
         let rest = async {
             for part in parts {

@@ -279,7 +279,8 @@ impl<M> Guard<M> {
 
     /// Why it is lost, if it is.
     pub(crate) fn lost_already(&self) -> Option<LostReason> {
-        self.holds().find_map(|hold| hold.lost(Instant::now()))
+        self.holds()
+            .find_map(|hold| hold.lost_aloud(Instant::now()))
     }
 
     pub(crate) fn still_held(&self) -> Result<(), Error> {

@@ -161,7 +161,14 @@ impl Context {
         let may_pass = call.was_queued || matches!(error.code(), Code::Elsewhere | Code::TryAgain);
         match there {
             _ if is_late => {}
-            _ if error.code() == Code::NoSession => return Next::Refused,
+            // A node that has been replaced answers no more.
+            _ if error.code() == Code::NoSession && call.session.is_retired() => {
+                return Next::Pause;
+            }
+            _ if error.code() == Code::NoSession => {
+                call.phase = Phase::Refused;
+                return Next::Refused;
+            }
             Some(route) if call.has_tries() => return Next::Ask(Some(route)),
             _ if is_sent_on || may_pass && error.is_unavailable() => return Next::Pause,
             _ => {}
@@ -211,7 +218,7 @@ impl Context {
             None => {}
             Some(Next::Ask(there)) => self.ask(id, there),
             Some(Next::Pause) => self.ask_later(id),
-            Some(Next::Refused) => self.table.with(|state| state.refused.0.push(id)),
+            Some(Next::Refused) => self.table.with(|state| state.has_refused = true),
             Some(Next::Fail(error)) => {
                 let Some(call) = ended() else { return };
                 let reply = if let Phase::Asking = call.phase {
@@ -288,8 +295,9 @@ impl Context {
     /// Both follow the ACQUIRE on the same link, so the server carries them out after it. The
     /// RELEASE needs no token: the owner still has the turn, so it holds nothing else here.
     ///
-    /// It is sent at once, for the answer to the CANCEL may take long; and behind that answer, for
-    /// a grant may come before the server carries the CANCEL out.
+    /// It is sent right behind the CANCEL, also for a client that is gone by the answer; and again
+    /// behind that answer, for a server may have put the CANCEL off, and not the RELEASE. Before
+    /// the CANCEL it would miss a grant that comes between the two.
     pub(super) fn undo(self: &Arc<Self>, call: Call) -> oneshot::Sender<Result<Helds, Error>> {
         self.table.with(|state| {
             for (_, slot) in &call.slots {
@@ -299,12 +307,12 @@ impl Context {
         });
         let first = call.request.target(call.first());
         let link = &self.router.node_of(&call.session, &first.name).link;
-        for (name, _) in &call.slots {
+        let releases = call.slots.iter().map(|(name, _)| {
             let release = request::release(call.request.target(name).subject(), None);
             // Put off, or sent on, it could take what the next call is granted.
-            let release = wire::Request::new(release, name, Manner::Asks, Box::new(|_| {}));
-            link.send(release);
-        }
+            wire::Request::new(release, name, Manner::Asks, Box::new(|_| {}))
+        });
+        let releases: Vec<_> = releases.collect();
         let (context, mut pending) = (Arc::downgrade(self), Some(call.pending));
         let then = Box::new(move |outcome| {
             if let (Outcome::Told(..), Some(context)) = (&outcome, Weak::upgrade(&context)) {
@@ -317,6 +325,7 @@ impl Context {
         });
         let cancel = request::cancel(first.subject());
         link.send(wire::Request::new(cancel, &first.name, Manner::Twice, then));
+        releases.into_iter().for_each(|release| link.send(release));
         call.reply
     }
 }

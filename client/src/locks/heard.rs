@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 
@@ -38,12 +39,12 @@ impl Listener for Context {
                 Some(Subject::Hold(hold)) => hold.apply(event),
             }
         }
-        let refused = |state: &mut State| std::mem::take(&mut state.refused);
-        let (calls, holds) = this.table.with(refused);
-        for id in calls {
-            this.ask(id, None);
+        let has_refused = |state: &mut State| std::mem::take(&mut state.has_refused);
+        if this.table.with(has_refused) {
+            this.ask_all(|call| matches!(call.phase, Phase::Refused));
+            let was_refused = |hold: &Arc<Hold>| hold.was_refused.swap(false, Ordering::Relaxed);
+            renew::all(&this, this.table.holds(was_refused));
         }
-        renew::all(&this, holds);
     }
 
     fn broken(&self, session: &Arc<Session>) {
@@ -110,9 +111,13 @@ impl Moves for Context {
             let is_elsewhere = |(name, _): &(Arc<[u8]>, _)| {
                 has_moved(name) && !self.router.is_home(&call.session, name)
             };
-            // One that pauses goes on by itself, or is about to end.
-            matches!(call.phase, Phase::Waiting { .. })
-                && (call.slots.first().is_some_and(is_elsewhere) || is_left(&call.session))
+            match call.phase {
+                // One that pauses goes on by itself, or is about to end.
+                Phase::Asking | Phase::Pausing => false,
+                Phase::Waiting { .. } if call.slots.first().is_some_and(is_elsewhere) => true,
+                // What was refused for want of a session would wait for one that never answers.
+                Phase::Waiting { .. } | Phase::Refused => is_left(&call.session),
+            }
         });
     }
 }
@@ -161,7 +166,12 @@ impl Context {
             return None;
         }
         if let Phase::Waiting { .. } = call.phase {
-            return Some(Subject::Call(id, self.apply_to_wait(call, event, since)));
+            let next = self.apply_to_wait(call, event, since);
+            if next.is_some() {
+                // Events from now on belong to the next step, and are kept for it.
+                call.phase = Phase::Pausing;
+            }
+            return Some(Subject::Call(id, next));
         }
         // The answer to the ACQUIRE will tell whether it is about this.
         call.early.push(event.clone());

@@ -87,7 +87,7 @@ impl Context {
     /// A guard gives its part back; the last one gives the hold back, or to the next caller of a
     /// kept lock.
     fn give_back(self: &Arc<Self>, hold: &Arc<Hold>, slot: SlotId, mut report: Report) {
-        let lost = hold.lost(Instant::now());
+        let lost = hold.lost_aloud(Instant::now());
         let left = self.table.with(|state| {
             hold.loses_guard();
             // If the slot has another hold by now, this one is over, and there is nothing to send.

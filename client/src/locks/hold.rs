@@ -61,6 +61,8 @@ pub(crate) struct Hold {
     lost: OnceLock<LostReason>,
     /// The server has said so, and there is nothing to be released.
     is_gone: AtomicBool,
+    /// Its renewal was refused for want of a session, and is sent again when one answers.
+    pub(super) was_refused: AtomicBool,
     /// Tells those who wait for its end that this has moved.
     pub(crate) changed: Notify,
     /// Whether another owner waits for the lock.
@@ -92,6 +94,7 @@ impl Hold {
             }),
             lost: OnceLock::new(),
             is_gone: AtomicBool::new(false),
+            was_refused: AtomicBool::new(false),
             changed: Notify::new(),
             // The ACQUIRE of a kept lock asks for WANTED already.
             wanted: Wanted::new(target.owner.is_kept),
@@ -120,7 +123,7 @@ impl Hold {
 
     /// How long it may still be called held; zero once lost.
     pub(crate) fn valid_for(&self, now: Instant) -> Duration {
-        match self.lost(now) {
+        match self.lost_aloud(now) {
             None => self.end().saturating_duration_since(now),
             Some(_) => Duration::ZERO,
         }
@@ -160,6 +163,15 @@ impl Hold {
         let session = locked(&self.validity).by.confidence.until();
         let until = self.valid_until();
         session.map_or(until, |session| session.min(until))
+    }
+
+    /// The same, for a guard. A task that waits for the loss has a timer, which a renewal may have
+    /// put off just before it was marked. Not for the table's lock: it wakes tasks.
+    pub(crate) fn lost_aloud(&self, now: Instant) -> Option<LostReason> {
+        let was_lost = self.lost.get().is_some();
+        let lost = self.lost(now).filter(|_| !was_lost);
+        lost.inspect(|_| self.changed.notify_waiters());
+        self.lost.get().copied()
     }
 
     /// The reason of the loss, if the hold is lost. It is marked as lost then, as the caller acts

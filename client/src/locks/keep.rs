@@ -5,6 +5,7 @@
 //! as it has the lock, so the callers exclude each other without the server, and one of them at a
 //! time asks it, as an owner of its own.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -98,7 +99,7 @@ impl Context {
     fn look(self: &Arc<Self>, slot: SlotId, hold: &Arc<Hold>, idle: Duration) -> Option<Instant> {
         if hold.wanted.may_be_kept() && hold.listen(self).is_err() {
             // The server cannot tell: it goes back, as if it had.
-            hold.is_wanted();
+            hold.wanted.goes_back.store(true, Ordering::Release);
         }
         let (now, mut next) = (Instant::now(), None);
         self.release_after(slot, |state| {

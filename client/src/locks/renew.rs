@@ -1,6 +1,7 @@
 //! Renewing holds. It is the watchdog's work, and the one way back: in another life of the session,
 //! or at another node, a hold is renewed by its token, with the session.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -175,8 +176,8 @@ impl Renewing {
             }
             Err(error) if error.is_lost() => {}
             Err(error) if error.code().is_without_session() => {
-                let refused = Arc::clone(hold);
-                context.table.with(|state| state.refused.1.push(refused));
+                hold.was_refused.store(true, Ordering::Relaxed);
+                context.table.with(|state| state.has_refused = true);
             }
             // A refusal is no word of a loss: the server may be loading, or out of memory. The
             // guard hears of it when its lease ends unconfirmed.

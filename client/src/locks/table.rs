@@ -68,9 +68,8 @@ pub(super) struct State {
     pub(super) idle: BTreeMap<Place, SlotId>,
     /// The largest number of idle locks.
     pub(super) kept_max: usize,
-    /// The calls and the renewals that were refused for want of a session. They ask again when one
-    /// answers.
-    pub(super) refused: (Vec<CallId>, Vec<Arc<Hold>>),
+    /// Calls or renewals were refused for want of a session. They ask again when one answers.
+    pub(super) has_refused: bool,
     numbers: u64,
 }
 
@@ -156,6 +155,8 @@ pub(super) enum Phase {
     Asking,
     /// It was refused for a reason that passes, and is sent again.
     Pausing,
+    /// It was refused for want of a session, and is sent again when one answers.
+    Refused,
     /// It stands in the queue: an event of this life with a larger number tells of its end.
     Waiting { life: i64, seq: u64, asked: Sending },
 }
@@ -316,7 +317,8 @@ impl State {
 
     /// Wakes the callers whose time is over behind this call, if its turn lasts.
     pub(super) fn wake_late_behind(&self, id: CallId) {
-        let call = self.calls.get(&id).filter(|call| call.was_queued);
+        let is_queued = |call: &&Call| matches!(call.phase, Phase::Waiting { .. });
+        let call = self.calls.get(&id).filter(is_queued);
         let slots = call.into_iter().flat_map(|call| &call.slots);
         let slots = slots.filter_map(|(_, slot)| self.slots.get(*slot));
         slots.for_each(Slot::wake_late);

@@ -1,7 +1,7 @@
 //! Whether other owners wait for a held lock, and whether the server will tell.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::error::Error;
 use crate::locked;
@@ -13,6 +13,8 @@ pub(crate) struct Wanted {
     /// How often callers of this process wanted it since it was last handed to one of them, which
     /// the server does not know.
     pub(super) told_here: AtomicU64,
+    /// It is not kept here, because the server refuses to tell.
+    pub(super) goes_back: AtomicBool,
     /// The renewals ask as long as the server has told this often, if they ask; or the server's
     /// refusal to tell.
     asked: Mutex<Option<Result<u64, Error>>>,
@@ -44,7 +46,7 @@ impl Wanted {
 
     /// Whether the lock may be kept here, because no other client wants it.
     pub(super) fn may_be_kept(&self) -> bool {
-        self.told() == 0
+        self.told() == 0 && !self.goes_back.load(Ordering::Acquire)
     }
 
     /// Whether a renewal is to ask, and how often it was told before. Each asks once more: the
