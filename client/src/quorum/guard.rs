@@ -351,10 +351,7 @@ async fn keep(parts: Arc<Mutex<Parts>>, is_renewed: bool, mut round: Round) {
         tokio::select! {
             _ = &mut lost => return,
             Some((server, answer)) = round.next() => locked(&parts).join_late(server, answer),
-            // No server is asked again while one has yet to answer.
-            () = sleep(RETAKE_EVERY), if is_renewed && round.is_empty() => {
-                locked(&parts).take_again(&mut round);
-            }
+            () = sleep(RETAKE_EVERY), if is_renewed => locked(&parts).take_again(&mut round),
         }
     }
 }

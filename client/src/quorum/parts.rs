@@ -28,6 +28,8 @@ struct Part {
     held: Result<Arc<Guard>, Option<Error>>,
     /// The token of the first grant.
     token: Option<u64>,
+    /// Whether the server has yet to answer the last request.
+    is_asked: bool,
 }
 
 impl Part {
@@ -70,6 +72,7 @@ impl Parts {
             member: Arc::clone(member),
             held: Err(Some(Error::too_slow(lock.core.server_timeout))),
             token: None,
+            is_asked: false,
         };
         Self {
             lock: lock.clone(),
@@ -81,11 +84,16 @@ impl Parts {
         }
     }
 
-    /// Asks the servers where nothing is held.
+    /// Asks the servers where nothing is held, unless they are being asked: one that is silent
+    /// delays no other.
     pub(crate) fn ask_missing(&mut self, max_hold: Option<Duration>, round: &mut Round) {
         let parts = self.servers.iter_mut().enumerate();
         for (server, part) in parts.filter(|(_, part)| part.is_missing()) {
             part.let_go();
+            // A renewal by hand may have been given up while it waited, and its answer with it.
+            if std::mem::replace(&mut part.is_asked, true) && self.lock.lease.is_none() {
+                continue;
+            }
             let answer = self.lock.clone().take(Arc::clone(&part.member), max_hold);
             round.push(Box::pin(async move { (server, answer.await) }));
         }
@@ -117,6 +125,7 @@ impl Parts {
         let answer = answer.and_then(|guard| self.only_vote(guard));
         let part = self.servers.get_mut(server);
         let Some(part) = part else { return };
+        part.is_asked = false;
         match answer {
             Ok(guard) if part.live().is_none() => {
                 part.token.get_or_insert(guard.token());

@@ -7,7 +7,6 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, OptionFuture};
 use redis::Value;
-use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::error::Error;
@@ -44,13 +43,11 @@ struct Call {
 
 impl Call {
     /// Its answer, or why none will come; `None` when it is overdue.
-    async fn end(&mut self, doubt: &Notify) -> Option<Result<Value, Error>> {
+    async fn end(&mut self) -> Option<Result<Value, Error>> {
         tokio::select! {
             biased;
             answer = &mut self.reply => return Some(answer),
             () = sleep_until(self.due) => return None,
-            // The command connection leads to another server.
-            () = doubt.notified() => {}
             // Another server is the one to use.
             () = self.connection.over() => {}
         }
@@ -81,18 +78,21 @@ impl Listening {
         let (mut call, mut overdue) = (None::<Call>, None::<Call>);
         loop {
             let late_answer = overdue.as_mut().map(|old| &mut old.reply);
-            let end = call.as_mut().map(|call| call.end(&session.doubt));
+            let end = call.as_mut().map(Call::end);
             let is_asked = end.is_some();
             tokio::select! {
                 biased;
-                Some(answer) = OptionFuture::from(late_answer) => {
-                    if let Some(old) = overdue.take()
-                        && self.hears(&old, answer)
-                        && call.is_none()
-                    {
+                Some(answer) = OptionFuture::from(late_answer) => match overdue.take() {
+                    // The call under way tells whether the session is there.
+                    Some(old) if is_asked => {
+                        let told = read_by(answer, read_told);
+                        let _ = told.map(|told| self.hear(old.sent, told));
+                    }
+                    Some(old) if self.hears(&old, answer) => {
                         call = Some(self.next(old).await);
                     }
-                }
+                    _ => {}
+                },
                 Some(end) = OptionFuture::from(end) => match (call.take(), end) {
                     (Some(last), Some(answer)) => {
                         overdue = None;
@@ -105,6 +105,8 @@ impl Listening {
                         overdue = last;
                     }
                 },
+                // The command connection leads to another server. Nothing is known to be broken.
+                () = session.doubt.notified(), if is_asked => call = None,
                 connection = self.open(), if !is_asked => {
                     let epoch = session.next_epoch();
                     // Answered at once, and so it confirms at once.
