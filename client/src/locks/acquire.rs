@@ -325,7 +325,9 @@ impl Context {
         });
         let cancel = request::cancel(first.subject());
         link.send(wire::Request::new(cancel, &first.name, Manner::Twice, then));
-        releases.into_iter().for_each(|release| link.send(release));
+        for release in releases {
+            link.send(release);
+        }
         call.reply
     }
 }
