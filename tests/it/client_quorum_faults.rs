@@ -97,6 +97,26 @@ async fn an_unreachable_server_is_taken_again_although_it_still_holds() {
     five.all_free("k", 0..5);
 }
 
+/// One server is silent for as long as it may be. Another one, which refuses at first, is taken
+/// meanwhile: then the lock outlives the end of a third.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_server_does_not_delay_that_others_are_taken() {
+    let five = Five::start();
+    let builder = settings().server_timeout(30 * SECOND).settings(unhurried());
+    let client = five.connect(builder).await;
+    let refusing = &five.0[4];
+    refusing.connect().take("k", "somebody");
+    five.0[3].freeze();
+    let guard = soon(client.lock("k").lock()).await.unwrap();
+    refusing.run("RLOCK.BREAK k");
+    let started = Instant::now();
+    taken_again(refusing, "k", "somebody");
+    assert!(started.elapsed() < 15 * SECOND);
+    five.0[3].thaw();
+    soon(guard.unlock()).await.unwrap();
+    five.all_free("k", 0..5);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_dropped_while_it_is_being_taken_again_leaves_nothing() {
     let five = Five::start();
