@@ -663,8 +663,12 @@ impl Judge {
         limit: u32,
     ) -> Rc<Held> {
         let (owner, token) = (guard.owner(), guard.token());
-        // A lock that is entered again keeps its token, also one that its owner had lost sight of.
-        let enters = self.owners.borrow().get(&tokens_before) == Some(&owner)
+        // A lock that is entered again keeps its token, also one that its owner had lost sight of,
+        // or that a waiting call of its owner has kept. Whether it is held still is judged by who
+        // else holds it.
+        let is_its = |token| self.owners.borrow().get(&token) == Some(&owner);
+        let enters = is_its(tokens_before)
+            || is_its(token)
             || self.held.borrow().iter().any(|held| held.owner == owner);
         let service = self.service.as_ref();
         let after_failover = service.is_some_and(|service| service.has_lost());
