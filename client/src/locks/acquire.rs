@@ -161,7 +161,9 @@ impl Context {
         let may_pass = call.was_queued || matches!(error.code(), Code::Elsewhere | Code::TryAgain);
         match there {
             _ if is_late => {}
-            // A node that has been replaced answers no more.
+            // Decided under the table's lock, as `moved` looks at calls: a node that is replaced
+            // before this is seen here, and one that is replaced after it finds the call refused.
+            // Otherwise the call would wait for a session that never answers again.
             _ if error.code() == Code::NoSession && call.session.is_retired() => {
                 return Next::Pause;
             }

@@ -115,7 +115,7 @@ impl Moves for Context {
                 // One that pauses goes on by itself, or is about to end.
                 Phase::Asking | Phase::Pausing => false,
                 Phase::Waiting { .. } if call.slots.first().is_some_and(is_elsewhere) => true,
-                // What was refused for want of a session would wait for one that never answers.
+                // Its session never answers again, so it asks at the new node.
                 Phase::Waiting { .. } | Phase::Refused => is_left(&call.session),
             }
         });
@@ -142,8 +142,8 @@ impl Context {
         renew::all(self, self.table.holds(|hold| hold.is_of(session)));
     }
 
-    /// What an event is about. A lost hold is marked, and a wait that the event ends goes on to its
-    /// next step; events behind this one are kept for that.
+    /// Finds the hold or the call that an event names. A lost hold is marked at once. If the event
+    /// ends a wait, the call keeps the events behind it for its next step.
     ///
     /// In one step: between two looks a call could become a hold, and neither would hear of it.
     fn subject(
@@ -200,7 +200,7 @@ impl Hold {
     }
 }
 
-/// What an event is about.
+/// The hold or the call that an event names.
 enum Subject {
     Hold(Arc<Hold>),
     Call(CallId, Option<Next>),

@@ -122,8 +122,8 @@ impl Core {
 /// [`QuorumClient::lock`](crate::QuorumClient::lock). Cheap to clone; nothing is taken until one of
 /// its verbs is called.
 ///
-/// A try asks all servers at once and takes what is free, never waiting in a server's queue: two
-/// clients that each held a part and waited for the other's part would wait for ever. If no
+/// A try asks all servers at once and takes what is free. It never waits in a server's queue,
+/// because two clients that each hold a part and wait for the other's would wait for ever. If no
 /// majority has granted it, the client releases all grants and tries again after a random pause of
 /// at most 200 ms. So waiters have no order: the first one to try after a release gets the lock.
 ///

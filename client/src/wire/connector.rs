@@ -198,7 +198,7 @@ impl Connector {
     /// majority names another twice in a row, and that one is a primary or cannot be reached, the
     /// connections to the old one are given up: the new one may grant the same locks to other
     /// clients. If the named server is still a replica, nothing changes until the next question.
-    /// While no server is in use there is none to give up: the next connection asks.
+    /// While no server is in use nobody is asked: the next connection asks by itself.
     ///
     /// Sentinels that do not answer `within` this time count as silent. While the others do not
     /// agree yet, a silent one would otherwise delay the next question.

@@ -43,8 +43,8 @@ pub(crate) enum Acquired {
     Granted(u64),
     /// An event of this life, with a larger number, tells of the end of the wait.
     Queued { seq: u64, life: i64 },
-    /// What is left of the lease. `None`: the lock is held without an expiry. Zero: it is free, but
-    /// promised to a waiter.
+    /// It is taken, for the rest of this lease; `None` if the lease has no end. Zero if the lock is
+    /// free but promised to a waiter.
     NotHeld(Option<Duration>),
 }
 

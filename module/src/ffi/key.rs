@@ -353,5 +353,5 @@ extern "C" fn on_searched_field(
     });
 }
 
-/// What the server says of a hash in which no field has a TTL.
+/// The server's answer for a hash without a field that has a TTL.
 const NO_EXPIRE: raw::mstime_t = -1;
