@@ -209,9 +209,13 @@ impl<'a> Lasting<'a> {
         self
     }
 
-    /// It was there when this was sent, for the answer says so.
-    pub(crate) fn prove(&mut self, asked: Time) {
-        self.proven = self.proven.max(asked);
+    /// It was there when this was sent, for the answer says so. But permits whose lease was over are
+    /// held again when the clock is set back: of them an answer says nothing about the time before.
+    pub(crate) fn prove(&mut self, history: &History, asked: Time) {
+        let was_set = is_struck(history, "clock", self.proven, asked);
+        if !(was_set && self.hold.mode.is_permits()) {
+            self.proven = self.proven.max(asked);
+        }
     }
 
     /// Goes on with the owner's next command. A hold that is over goes to `found`.
@@ -232,7 +236,7 @@ impl<'a> Lasting<'a> {
                     let hold = &found[found.len() - 1];
                     return Self::begin(hold.lock, hold.owner, hold.mode, operation);
                 }
-                self.prove(operation.asked);
+                self.prove(history, operation.asked);
                 self.count = *count;
                 if self.hold.mode != Mode::Read {
                     self.leases.clear();
@@ -240,23 +244,23 @@ impl<'a> Lasting<'a> {
                 self.leases.push(end_of(operation.asked, lease));
             }
             (Ask::Acquire { lease, .. }, Some(Told::Entered { .. })) => {
-                self.prove(operation.asked);
+                self.prove(history, operation.asked);
                 self.count += 1;
                 self.leases.clear();
                 self.leases.push(end_of(operation.asked, lease));
             }
             (Ask::Release, Some(Told::Gave(_))) => {
-                self.prove(operation.asked);
+                self.prove(history, operation.asked);
                 self.count = self.count.saturating_sub(1);
             }
             (Ask::Renew { lease }, Some(Told::Renewed(renewed)))
                 if *renewed as usize == operation.locks.len() =>
             {
-                self.prove(operation.asked);
+                self.prove(history, operation.asked);
                 self.leases.fill(end_of(operation.asked, lease));
             }
             (Ask::Release, Some(Told::Left(left))) => {
-                self.prove(operation.asked);
+                self.prove(history, operation.asked);
                 self.count = *left;
                 if self.hold.mode == Mode::Read {
                     self.leases.pop();
@@ -344,6 +348,19 @@ mod tests {
         let late = "ask 1.2 2000000 a p0 plain free release
              told 1.2 2001000 left 0";
         assert_eq!(span(&format!("{GRANT}{late}")), (20, 2000));
+    }
+
+    #[test]
+    fn permits_that_a_clock_gave_back_were_not_held_all_the_time() {
+        let release = "fault 300000 700000 clock
+             ask 1.2 800000 a p0 plain free release
+             told 1.2 801000 left 0";
+        let history = format!("{GRANT}{release}");
+        assert_eq!(span(&history), (20, 800));
+        let permits = history
+            .replace("plain", "permits:2")
+            .replace("held 1", "held 2");
+        assert_eq!(span(&permits), (20, 300));
     }
 
     #[test]

@@ -149,6 +149,23 @@ mod tests {
     }
 
     #[test]
+    fn permits_that_were_over_may_be_given_back_when_the_clock_is_set_back() {
+        let given_back = |clock: &str| {
+            let history = format!(
+                "ask 1.1 10000 a k permits:2 free acquire 300 none
+                 told 1.1 20000 held 2 7
+                 info 350000 351000 k b/permits:3/8 -
+                 {clock}
+                 ask 1.2 400000 a k permits:2 free release
+                 told 1.2 401000 left 0"
+            );
+            says(check, &history).len()
+        };
+        assert_eq!(given_back("fault 360000 900000 clock"), 0);
+        assert_eq!(given_back(""), 1);
+    }
+
+    #[test]
     fn what_a_wait_was_granted_after_its_owner_had_nothing_left_is_no_fault() {
         let lost = "ask 1.2 30000 a k,l plain free acquire 1000 queue
              queued 1.2 31000
