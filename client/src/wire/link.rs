@@ -193,17 +193,19 @@ impl Driver {
                     bound = self.is_bound(tried);
                     bound.is_some()
                 }
+                // Before the replies: the server works on these while callers hear of those. A flood
+                // of them ends when the task's budget is used up, which the replies do not need.
+                count = queue.recv_many(&mut batch, BATCH_MAX), if !is_closed => {
+                    is_closed = count == 0;
+                    self.take(&mut batch);
+                    true
+                }
                 Some(replies) = OptionFuture::from(first) => {
                     let is_of_use = self.answered(replies);
                     // Callers that were answered can send their next commands before the others are
                     // told, which keeps the server busy.
                     yield_now().await;
                     is_of_use
-                }
-                count = queue.recv_many(&mut batch, BATCH_MAX), if !is_closed => {
-                    is_closed = count == 0;
-                    self.take(&mut batch);
-                    true
                 }
                 () = alarm.as_mut(), if is_set => self.look(),
             };
@@ -438,8 +440,8 @@ fn not_carried_out(reply: &Value, manner: Manner) -> Option<Error> {
 }
 
 /// The most commands in one write. A larger batch delays its first reply, and leaves the server
-/// idle while the next batch is built.
-const BATCH_MAX: usize = 32;
+/// idle while the next batch is built; a smaller one costs more memory for each command.
+const BATCH_MAX: usize = 16;
 
 /// The number of commands that may wait for their answers.
 const UNANSWERED_MAX: usize = 100_000;
