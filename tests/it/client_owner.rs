@@ -376,17 +376,15 @@ async fn a_second_call_of_an_owner_in_line_ends_in_time_while_it_connects() {
         valve.open(HELLO);
         let error = soon(second).await.unwrap().unwrap_err();
         let took = started.elapsed();
-        // Unless the connection was killed before it told the first call that it is queued.
+        // Unless the connection was killed before it told the first call that it is queued: then
+        // that call may end without an answer.
         let was_queued = error.is_not_acquired();
         server.run("CLIENT UNPAUSE");
         alice.let_go("k", "alice");
-        soon(waiting)
-            .await
-            .unwrap()
-            .unwrap()
-            .unlock()
-            .await
-            .unwrap();
+        match soon(waiting).await.unwrap() {
+            Ok(first) => first.unlock().await.unwrap(),
+            Err(error) => assert!(!was_queued && error.is_unknown(), "{error:?}"),
+        }
         client.shutdown().await;
         assert_eq!(server.run("EXISTS k"), 0);
         was_queued && took < response + 600 * MS
