@@ -57,8 +57,8 @@ impl Context {
             let renewing = run(Weak::clone(context), interval, failed);
             tasks.spawn_on(task(renewing), &runtime);
             if router.are_several() {
-                let (router, moves) = (Arc::clone(&router), Weak::<Self>::clone(context));
-                let reading = async move { router.keep_fresh(moves).await };
+                let router = Arc::clone(&router);
+                let reading = async move { router.keep_fresh().await };
                 tasks.spawn_on(task(reading), &runtime);
             }
             Self {

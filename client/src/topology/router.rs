@@ -68,6 +68,16 @@ impl Router {
         (!session.is_attached()).then(|| session.trouble())
     }
 
+    /// Waits until the server answers, if there is but one.
+    pub(crate) async fn attached(&self) {
+        self.home(&[]).session.attached().await;
+    }
+
+    /// The address in the first URL, as it is shown.
+    pub(crate) fn address(&self) -> String {
+        self.first.shown()
+    }
+
     /// To which server the session is attached, if there is but one.
     pub(crate) fn server(&self) -> Option<Arc<str>> {
         self.only.as_ref()?.session.server()

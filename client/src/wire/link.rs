@@ -111,26 +111,15 @@ impl Bound {
             let bind = request::bind(session.name(), session.next_epoch());
             let socket = connection.socket.clone();
             let reply = socket.ask(bind, session.response_timeout()).await;
-            Ok::<_, Error>((connection, read_by(reply, read::<(i64, String)>)?))
+            let (life, server) = read_by(reply, read::<(i64, String)>)?;
+            Ok((Self { connection, life }, server))
         };
-        match bound.await {
-            Ok((connection, (life, server))) => {
-                session.set_bound(Ok((life, server.into())))?;
-                let is_present = session.life() == Some(life);
-                let unheard = || Error::from_text("STALE the session lives another life");
-                let bound = is_present.then_some(Self { connection, life });
-                bound.ok_or_else(unheard)
-            }
-            Err(error) if error.code().is_early() => {
-                // The session's connection may lead to another server.
-                session.doubt.notify_waiters();
-                Err(error)
-            }
-            Err(error) => {
-                session.set_bound(Err(error.clone()))?;
-                Err(error)
-            }
-        }
+        let bound: Result<(Self, String), Error> = bound.await;
+        let (bound, server) = bound.inspect_err(|error| session.set_unbound(error))?;
+        session.set_bound(bound.life, server.into())?;
+        let is_present = session.life() == Some(bound.life);
+        let unheard = || Error::from_text("STALE the session lives another life");
+        is_present.then_some(bound).ok_or_else(unheard)
     }
 
     /// Ends when the connection is of no use: it is over, or the session is not in its life any

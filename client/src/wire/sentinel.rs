@@ -204,7 +204,7 @@ mod tests {
             for port in ports.iter().copied() {
                 let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
                 let address = listener.local_addr().expect("a port");
-                sentinels.push(read(&format!("redis://{address}")).expect("a URL"));
+                sentinels.push(read(&format!("redis://{address}"), 1).expect("a URL"));
                 tokio::spawn(async move {
                     let (socket, _) = listener.accept().await.expect("it connects");
                     let Some(port) = port else {
