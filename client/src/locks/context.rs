@@ -146,7 +146,7 @@ async fn run(context: Weak<Context>, interval: Duration, failed: Arc<Notify>) {
         };
         let holds = context.table.holds(|hold| hold.options.renewed);
         let span = trace::renew(holds.len());
-        let _gathering = context.router.gathering().await;
+        let _gathering = context.router.identity.gathering.lock().await;
         span.around(async {
             for some in holds.chunks(AT_ONCE) {
                 for hold in some {

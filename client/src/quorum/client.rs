@@ -225,9 +225,7 @@ impl QuorumBuilder {
             need: majority(members.len()),
             members,
             background: Background::new(Handle::current()),
-            server_timeout: self.server_timeout,
-            response_timeout: self.settings.dialer.response_timeout,
-            max_hold: self.settings.max_hold,
+            builder: self,
         };
         core.connected().await?;
         let core = Arc::new(core);

@@ -10,7 +10,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::timeout;
 
 use crate::api::{Client, Guard};
-use crate::quorum::{Answers, QuorumError, done, doubt, refusal};
+use crate::quorum::{Answers, QuorumBuilder, QuorumError, done, doubt, refusal};
 use crate::{Background, Error, ErrorKind};
 
 /// The state that the clones of a client, its locks and its guards share.
@@ -19,10 +19,7 @@ pub(crate) struct Core {
     pub(crate) members: Box<[Client]>,
     /// The number of servers that are a majority.
     pub(crate) need: usize,
-    /// For how long each server may be asked.
-    pub(crate) server_timeout: Duration,
-    pub(crate) response_timeout: Duration,
-    pub(crate) max_hold: Option<Duration>,
+    pub(crate) builder: QuorumBuilder,
     pub(crate) background: Background,
 }
 
@@ -31,12 +28,14 @@ impl Core {
     pub(super) async fn connected(&self) -> Result<(), QuorumError> {
         let routers = self.members.iter().map(|one| &one.context.router);
         let mut trying = pin!(join_all(routers.clone().map(|one| one.tried())));
-        let attached = routers.clone().map(|one| one.attached());
-        let attached: FuturesUnordered<_> = attached.collect();
+        let attached = routers.clone().map(|one| one.home(&[]));
+        let attached: FuturesUnordered<_> = attached
+            .map(async |server| server.session.attached().await)
+            .collect();
         tokio::select! {
             // Servers that take longer join when they are connected.
             _ = attached.take(self.need).count() => {
-                let _ = timeout(self.server_timeout, &mut trying).await;
+                let _ = timeout(self.builder.server_timeout, &mut trying).await;
             }
             _ = &mut trying => {
                 let answers: Answers = routers.map(|one| one.trouble()).collect();
@@ -72,7 +71,7 @@ impl Core {
         &self,
         answer: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
-        let limit = self.server_timeout;
+        let limit = self.builder.server_timeout;
         let answer = timeout(limit, answer).await;
         answer.unwrap_or_else(|_| Err(Error::too_slow(limit)))
     }

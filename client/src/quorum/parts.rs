@@ -46,8 +46,8 @@ impl Part {
     }
 
     fn valid_for(&self) -> Duration {
-        let guard = self.held.as_ref().ok();
-        guard.map_or(Duration::ZERO, |guard| guard.valid_for())
+        let held = self.held.as_ref();
+        held.map_or(Duration::ZERO, |guard| guard.valid_for())
     }
 
     /// Releases a hold that is lost by our clock: the server may still keep it.
@@ -70,7 +70,7 @@ impl Parts {
         let now = Instant::now();
         let part = |client: &Client| Part {
             client: client.clone(),
-            held: Err(Some(Error::too_slow(lock.core.server_timeout))),
+            held: Err(Some(Error::too_slow(lock.core.builder.server_timeout))),
             token: None,
             is_asked: false,
         };
@@ -266,8 +266,7 @@ impl Parts {
     pub(crate) fn take(&mut self) -> Result<Vec<(usize, Guard)>, QuorumError> {
         self.still_held()?;
         let parts = self.servers.iter_mut().enumerate();
-        let held = parts.filter(|(_, part)| part.held.is_ok());
-        let guards = held.filter_map(|(server, part)| {
+        let guards = parts.filter_map(|(server, part)| {
             // Only renew() and wanted() clone a guard, and they borrow the quorum guard that ends
             // here. So there is no other clone.
             let held = std::mem::replace(&mut part.held, Err(None));

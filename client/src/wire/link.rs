@@ -179,7 +179,10 @@ impl Driver {
                 biased;
                 Some(()) = OptionFuture::from(over) => false,
                 Some(tried) = bindings.next(), if bound.is_none() => {
-                    bound = self.is_bound(tried);
+                    // Commands whose way has changed go it before the others are sent: a slot that
+                    // was on its way may have arrived, or stayed.
+                    let tried = tried.inspect(|_| self.pass_on(|request| request.asking));
+                    bound = tried.inspect_err(|error| self.could_not(error)).ok();
                     bound.is_some()
                 }
                 // Before the replies: the server works on these while callers hear of those. A flood
@@ -203,13 +206,6 @@ impl Driver {
                 self.begin_anew();
             }
         }
-    }
-
-    /// Commands whose way has changed go it before the others are sent.
-    fn is_bound(&mut self, tried: Result<Bound, Error>) -> Option<Bound> {
-        // A slot that was on its way may have arrived, or stayed.
-        let bound = tried.inspect(|_| self.pass_on(|request| request.asking));
-        bound.inspect_err(|error| self.could_not(error)).ok()
     }
 
     /// Ends commands that no connection will carry.

@@ -21,10 +21,11 @@ pub(crate) struct Identity {
     /// The name of its sessions, the same at every server.
     pub(crate) name: Arc<str>,
     pub(crate) grace: Duration,
+    /// If grants must be acknowledged before they count.
     pub(crate) durability: Option<Durability>,
     pub(crate) listener: Weak<dyn Listener>,
     pub(crate) runtime: Handle,
-    /// Held while many holds are renewed at once.
+    /// Renewals that are handed over while this is held share one wait for copies.
     pub(crate) gathering: tokio::sync::Mutex<()>,
     /// Numbers the connections of the client, at whatever server: a node that gets another address
     /// is the same one still.
