@@ -65,13 +65,11 @@ impl Map {
     /// The node at this address. Without a host it is found by its port, if only one node has that
     /// port.
     pub(super) fn at(&self, host: Option<&str>, port: u16) -> Option<Id> {
-        let is_it = |address: &&Address| {
+        let is_it = |address: &Address| {
             address.port == port && host.is_none_or(|host| *address.host == *host)
         };
-        let mut there = self
-            .addresses
-            .iter()
-            .filter(|(_, known)| known.iter().any(|one| is_it(&one)));
+        let nodes = self.addresses.iter();
+        let mut there = nodes.filter(|(_, known)| known.iter().any(is_it));
         let (only, _) = there.next()?;
         let is_only = host.is_some() || there.next().is_none();
         is_only.then(|| Arc::clone(only))
