@@ -225,7 +225,9 @@ impl QuorumBuilder {
             need: majority(members.len()),
             members,
             background: Background::new(Handle::current()),
-            builder: self,
+            server_timeout: self.server_timeout,
+            response_timeout: self.settings.dialer.response_timeout,
+            max_hold: self.settings.max_hold,
         };
         core.connected().await?;
         let core = Arc::new(core);

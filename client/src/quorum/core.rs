@@ -10,7 +10,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::timeout;
 
 use crate::api::{Client, Guard};
-use crate::quorum::{Answers, QuorumBuilder, QuorumError, done, doubt, refusal};
+use crate::quorum::{Answers, QuorumError, done, doubt, refusal};
 use crate::{Background, Error, ErrorKind};
 
 /// The state that the clones of a client, its locks and its guards share.
@@ -19,7 +19,10 @@ pub(crate) struct Core {
     pub(crate) members: Box<[Client]>,
     /// The number of servers that are a majority.
     pub(crate) need: usize,
-    pub(crate) builder: QuorumBuilder,
+    /// For how long each server may be asked.
+    pub(crate) server_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) max_hold: Option<Duration>,
     pub(crate) background: Background,
 }
 
@@ -35,7 +38,7 @@ impl Core {
         tokio::select! {
             // Servers that take longer join when they are connected.
             _ = attached.take(self.need).count() => {
-                let _ = timeout(self.builder.server_timeout, &mut trying).await;
+                let _ = timeout(self.server_timeout, &mut trying).await;
             }
             _ = &mut trying => {
                 let answers: Answers = routers.map(|one| one.trouble()).collect();
@@ -71,7 +74,7 @@ impl Core {
         &self,
         answer: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
-        let limit = self.builder.server_timeout;
+        let limit = self.server_timeout;
         let answer = timeout(limit, answer).await;
         answer.unwrap_or_else(|_| Err(Error::too_slow(limit)))
     }

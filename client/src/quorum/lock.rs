@@ -149,7 +149,7 @@ impl QuorumLock {
                 _ => return tried,
             };
             // For how long too few servers may answer before the call fails.
-            let unasked_max = self.core.builder.settings.dialer.response_timeout;
+            let unasked_max = self.core.response_timeout;
             let unasked = unasked_since.is_some_and(|since| since.elapsed() >= unasked_max);
             let now = Instant::now();
             let left = deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(now));
@@ -167,7 +167,7 @@ impl QuorumLock {
     /// Every grant is in a guard, and every request in flight in a pending call of `try_lock`: if
     /// this future is dropped, both release their holds.
     async fn try_once(&self) -> Result<QuorumGuard, QuorumError> {
-        let longest = self.max_hold.or(self.core.builder.settings.max_hold);
+        let longest = self.max_hold.or(self.core.max_hold);
         let mut parts = Parts::new(self, longest);
         let mut round = Round::new();
         parts.ask_missing(longest, &mut round);

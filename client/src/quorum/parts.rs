@@ -70,7 +70,7 @@ impl Parts {
         let now = Instant::now();
         let part = |client: &Client| Part {
             client: client.clone(),
-            held: Err(Some(Error::too_slow(lock.core.builder.server_timeout))),
+            held: Err(Some(Error::too_slow(lock.core.server_timeout))),
             token: None,
             is_asked: false,
         };

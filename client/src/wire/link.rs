@@ -185,8 +185,9 @@ impl Driver {
                     bound = tried.inspect_err(|error| self.could_not(error)).ok();
                     bound.is_some()
                 }
-                // Before the replies: the server works on these while callers hear of those. A flood
-                // of them ends when the task's budget is used up, which the replies do not need.
+                // Before the replies: the server works on these while callers hear of those. A
+                // flood of them ends when the task's budget is used up, which the replies do not
+                // need.
                 count = queue.recv_many(&mut batch, BATCH_MAX), if !is_closed => {
                     is_closed = count == 0;
                     self.take(&mut batch);
