@@ -178,14 +178,10 @@ impl Error {
         Self::unavailable("the client has been shut down")
     }
 
-    pub(crate) fn not_attached() -> Self {
-        Self::unavailable("the session's connection is broken")
-    }
-
     /// A question that changes nothing was not answered, so nothing is unknown; and why a server is
     /// not asked whose connection is known to be broken.
-    pub(crate) fn broken(cause: Option<RedisError>) -> Self {
-        Self::unavailable("its connection is broken").because(cause)
+    pub(crate) fn not_attached() -> Self {
+        Self::unavailable("its connection is broken")
     }
 
     /// One of several servers did not answer within the time that it is given.
@@ -568,9 +564,10 @@ mod tests {
     #[test]
     fn why_nothing_was_asked_is_what_broke_the_connection_and_never_unknown() {
         let text = |error: Error| error.to_string();
-        let reset = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "gone").into();
+        let reset = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "gone");
+        let reset = RedisError::from(reset);
         let broken = "unavailable: its connection is broken: gone";
-        assert_eq!(text(Error::broken(Some(reset))), broken);
+        assert_eq!(text(Error::not_attached().because(reset)), broken);
         let loading = text(reply("LOADING", "the dataset"));
         assert_eq!(loading, "unavailable: LOADING the dataset");
         let memory = text(reply("OOM", "no"));

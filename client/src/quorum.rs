@@ -12,7 +12,7 @@ use majority::{Answers, done, doubt, majority, refusal, validity};
 
 mod core;
 pub use core::QuorumLock;
-use core::{Core, Member, Round};
+use core::{Core, Round};
 
 mod parts; // what each server has granted
 use parts::Parts;

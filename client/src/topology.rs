@@ -11,4 +11,3 @@ mod router;
 pub(crate) use router::{Route, Router};
 
 mod cluster;
-pub(crate) use cluster::Moves;

@@ -28,13 +28,11 @@ pub(crate) mod link;
 pub(crate) use link::Link;
 
 mod durability;
-pub(crate) use durability::Acknowledger;
+pub(crate) use durability::{Acknowledger, acknowledger};
 
 // Commands and replies.
 pub(crate) mod request;
 pub(crate) use request::{Durability, Kind, Mode, Subject, WaitMode};
 
 pub(crate) mod reply;
-pub(crate) use reply::{Acquired, Event, NAMELESS, Range, SLOTS, Told, What};
-#[cfg(test)]
-pub(crate) use reply::{Member, named};
+pub(crate) use reply::{Acquired, Event, Id, NAMELESS, Range, SLOTS, Told, What};

@@ -30,7 +30,7 @@ pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<
     let mut helds = Caller::new(context, request).take().await?;
     // A grant counts only when enough copies have it. The next call of its owner waits for that
     // too. A kept lock that is handed on was acknowledged before.
-    if context.router.acknowledges() && helds.iter().any(|held| !held.stays) {
+    if context.router.identity.durability.is_some() && helds.iter().any(|held| !held.stays) {
         for held in &helds {
             let renewed = Box::pin(renew::ask(context, &held.hold, Aim::Lease)).await;
             renewed.map_err(Error::unacknowledged)?;

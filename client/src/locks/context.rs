@@ -57,8 +57,8 @@ impl Context {
             let renewing = run(Weak::clone(context), interval, failed);
             tasks.spawn_on(task(renewing), &runtime);
             if router.are_several() {
-                let (router, moves) = (Arc::clone(&router), Weak::<Self>::clone(context));
-                let reading = async move { router.keep_fresh(moves).await };
+                let router = Arc::clone(&router);
+                let reading = async move { router.keep_fresh().await };
                 tasks.spawn_on(task(reading), &runtime);
             }
             Self {
@@ -146,7 +146,7 @@ async fn run(context: Weak<Context>, interval: Duration, failed: Arc<Notify>) {
         };
         let holds = context.table.holds(|hold| hold.options.renewed);
         let span = trace::renew(holds.len());
-        let _gathering = context.router.gathering().await;
+        let _gathering = context.router.identity.gathering.lock().await;
         span.around(async {
             for some in holds.chunks(AT_ONCE) {
                 for hold in some {

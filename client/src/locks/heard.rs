@@ -10,7 +10,7 @@ use crate::Backoff;
 use crate::error::{Code, Error};
 use crate::locks::acquire::Next;
 use crate::locks::{Aim, Call, CallId, Context, Hold, Phase, State, renew};
-use crate::topology::{Moves, slot_of};
+use crate::topology::slot_of;
 use crate::wire::{Event, Listener, Manner, Request, Session, Told, What};
 
 impl Listener for Context {
@@ -96,9 +96,7 @@ impl Listener for Context {
     fn is_home(&self, session: &Arc<Session>, name: &[u8]) -> bool {
         self.router.is_home(session, name)
     }
-}
 
-impl Moves for Context {
     fn moved(self: Arc<Self>, slots: &BTreeSet<u16>) {
         let has_moved = |name: &[u8]| slots.contains(&slot_of(name));
         let is_left = |session: &Session| session.is_retired();

@@ -113,7 +113,8 @@ fn start(
         let told = answer.map(|(is_held, by_enough)| (is_held, Some(by_enough)));
         renewing.told(told, Some(sending.clone()));
     });
-    acknowledger.renew(cmd, then);
+    // If its task is gone, so is the runtime; the dropped callback then tells the caller.
+    let _ = acknowledger.send((cmd, then));
 }
 
 /// Whether it is held, and if the lease had to be acknowledged, whether enough copies have it.

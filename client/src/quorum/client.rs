@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use tokio::runtime::Handle;
 
 use crate::api::{Client, ClientBuilder};
-use crate::quorum::{Core, Member, QuorumError, QuorumLock, majority};
+use crate::quorum::{Core, QuorumError, QuorumLock, majority};
 use crate::wire::Connector;
 use crate::{Background, ErrorKind, MILLIS_MAX, within};
 
@@ -122,14 +122,17 @@ impl QuorumClient {
     /// ```
     pub async fn shutdown(&self) {
         self.core.background.shut_down().await;
-        let clients = self.core.members.iter().map(|one| one.client.shutdown());
-        join_all(clients).await;
+        join_all(self.core.members.iter().map(Client::shutdown)).await;
     }
 }
 
 impl fmt::Debug for QuorumClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let servers = self.core.members.iter().map(|one| &one.address);
+        let servers = self
+            .core
+            .members
+            .iter()
+            .map(|one| one.context.router.address());
         f.debug_list().entries(servers).finish()
     }
 }
@@ -215,12 +218,9 @@ impl QuorumBuilder {
         let refused = |what| QuorumError::new(ErrorKind::Refused, what);
         self.settings.check_for_quorum().map_err(refused)?;
         within("server_timeout", self.server_timeout, MILLIS_MAX).map_err(refused)?;
-        let member = |(address, connector)| {
-            let client = self.settings.start(connector, None);
-            Arc::new(Member { address, client })
-        };
         let connectors = connectors(&self.settings, urls)?.into_iter();
-        let members: Box<[_]> = connectors.map(member).collect();
+        let members = connectors.map(|one| self.settings.start(one, None));
+        let members: Box<[_]> = members.collect();
         let core = Core {
             need: majority(members.len()),
             members,
@@ -235,24 +235,24 @@ impl QuorumBuilder {
     }
 }
 
-/// A connector for each server, with its address. Fails if the servers cannot make a quorum.
+/// A connector for each server. Fails if the servers cannot make a quorum.
 fn connectors<U: AsRef<str>>(
     settings: &ClientBuilder,
     urls: impl IntoIterator<Item = U>,
-) -> Result<Vec<(Arc<str>, Connector)>, QuorumError> {
+) -> Result<Vec<Connector>, QuorumError> {
     let no_quorum = |what| QuorumError::new(ErrorKind::Refused, what);
-    let mut connectors: Vec<(Arc<str>, Connector)> = Vec::new();
+    let mut connectors: Vec<Connector> = Vec::new();
     for (url, number) in urls.into_iter().zip(1..) {
         let connector = settings.connector(url.as_ref());
         let connector = connector.map_err(|error| QuorumError {
-            servers: vec![(format!("server {number}").into(), Some(error))],
+            servers: vec![(format!("server {number}"), Some(error))],
             ..no_quorum("a URL cannot be read".to_owned())
         })?;
-        let address = connector.shown().into();
-        if connectors.iter().any(|(other, _)| *other == address) {
+        let address = connector.shown();
+        if connectors.iter().any(|other| other.shown() == address) {
             return Err(no_quorum(format!("{address} is named twice")));
         }
-        connectors.push((address, connector));
+        connectors.push(connector);
     }
     let named = connectors.len();
     if named < SERVERS_MIN || named.is_multiple_of(2) {

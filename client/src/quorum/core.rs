@@ -13,24 +13,10 @@ use crate::api::{Client, Guard};
 use crate::quorum::{Answers, QuorumError, done, doubt, refusal};
 use crate::{Background, Error, ErrorKind};
 
-/// A server, and its client, which connects by itself as soon as it can.
-pub(crate) struct Member {
-    pub(crate) address: Arc<str>,
-    pub(super) client: Client,
-}
-
-impl Member {
-    /// The client, or the error of a connection that is known to be broken: a call to all servers
-    /// does not wait for one that is down.
-    pub(crate) fn client(&self) -> Result<&Client, Error> {
-        let trouble = self.client.context.router.trouble();
-        trouble.map_or(Ok(&self.client), Err)
-    }
-}
-
 /// The state that the clones of a client, its locks and its guards share.
 pub(crate) struct Core {
-    pub(crate) members: Box<[Arc<Member>]>,
+    /// The client of each server, which connects by itself as soon as it can.
+    pub(crate) members: Box<[Client]>,
     /// The number of servers that are a majority.
     pub(crate) need: usize,
     /// For how long each server may be asked.
@@ -43,31 +29,26 @@ pub(crate) struct Core {
 impl Core {
     /// Waits until a majority is connected, and a little for the rest; or until none can be.
     pub(super) async fn connected(&self) -> Result<(), QuorumError> {
-        let routers = self.members.iter().map(|one| &one.client.context.router);
+        let routers = self.members.iter().map(|one| &one.context.router);
         let mut trying = pin!(join_all(routers.clone().map(|one| one.tried())));
-        // Each until it is connected to, or says that it never will be.
-        let mut reaching: FuturesUnordered<_> = routers
-            .map(async |one| one.home(&[]).session.attached().await)
+        let attached = routers.clone().map(|one| one.home(&[]));
+        let attached: FuturesUnordered<_> = attached
+            .map(async |server| server.session.attached().await)
             .collect();
-        let mut all_tried = false;
-        loop {
-            let answers: Answers = self.members.iter().map(|one| one.client().err()).collect();
-            if done(&answers) >= self.need {
-                if !all_tried {
-                    // Servers that take longer join when they are connected.
-                    let _ = timeout(self.server_timeout, &mut trying).await;
+        tokio::select! {
+            // Servers that take longer join when they are connected.
+            _ = attached.take(self.need).count() => {
+                let _ = timeout(self.server_timeout, &mut trying).await;
+            }
+            _ = &mut trying => {
+                let answers: Answers = routers.map(|one| one.trouble()).collect();
+                if done(&answers) < self.need {
+                    let kind = refusal(&answers, self.need);
+                    return Err(self.error(kind, "could be connected to", answers));
                 }
-                return self.all_different();
-            }
-            if all_tried {
-                let kind = refusal(&answers, self.need);
-                return Err(self.error(kind, "could be connected to", answers));
-            }
-            tokio::select! {
-                _ = &mut trying => all_tried = true,
-                Some(()) = reaching.next() => {}
             }
         }
+        self.all_different()
     }
 
     /// Looks for one server behind two addresses. Such a server grants a lock once and would refuse
@@ -77,9 +58,9 @@ impl Core {
     /// `Parts::join` finds a twin that shows up later, when it grants a lock.
     fn all_different(&self) -> Result<(), QuorumError> {
         let mut addresses = HashMap::new();
-        for Member { address, client } in self.members.iter().map(|one| &**one) {
-            let there = client.context.router.server();
-            let other = there.and_then(|server| addresses.insert(server, address));
+        for router in self.members.iter().map(|one| &one.context.router) {
+            let (address, there) = (router.address(), router.server());
+            let other = there.and_then(|server| addresses.insert(server, address.clone()));
             if let Some(other) = other {
                 let what = format!("{other} and {address} are the same server");
                 return Err(QuorumError::new(ErrorKind::Unavailable, what));
@@ -110,7 +91,7 @@ impl Core {
     pub(crate) fn error(&self, kind: ErrorKind, what: &str, answers: Answers) -> QuorumError {
         let (did, servers, need) = (done(&answers), self.members.len(), self.need);
         let what = format!("{did} of {servers} servers {what}, {need} are needed");
-        let addresses = self.members.iter().map(|one| Arc::clone(&one.address));
+        let addresses = self.members.iter().map(|one| one.context.router.address());
         QuorumError {
             servers: addresses.zip(answers).collect(),
             ..QuorumError::new(kind, what)
@@ -148,10 +129,12 @@ impl QuorumLock {
     /// Takes the lock on one server, if it answers in time.
     pub(crate) async fn take(
         self,
-        member: Arc<Member>,
+        client: Client,
         max_hold: Option<Duration>,
     ) -> Result<Guard, Error> {
-        let mut lock = member.client()?.lock(&*self.name);
+        // A call to all servers does not wait for one whose connection is known to be broken.
+        client.context.router.trouble().map_or(Ok(()), Err)?;
+        let mut lock = client.lock(&*self.name);
         lock.options.lease = self.lease;
         lock.options.max_hold = max_hold;
         // `in_time` drops the call when its time is up: a grant that comes later is released.

@@ -1,7 +1,6 @@
 //! The error of a call to a quorum, server by server.
 
 use std::fmt;
-use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, kinds};
 
@@ -43,7 +42,7 @@ use crate::error::{Error, ErrorKind, kinds};
 pub struct QuorumError {
     pub(crate) kind: ErrorKind,
     pub(crate) what: String,
-    pub(crate) servers: Vec<(Arc<str>, Option<Error>)>,
+    pub(crate) servers: Vec<(String, Option<Error>)>,
 }
 
 impl QuorumError {
@@ -105,12 +104,12 @@ mod tests {
     fn it_says_of_each_server_what_was_wrong() {
         let down = redis::RedisError::from(std::io::Error::other("the cable is out"));
         let servers = vec![
-            (Arc::from("a:1"), None),
+            ("a:1".to_owned(), None),
             (
-                Arc::from("b:2"),
+                "b:2".to_owned(),
                 Some(Error::not_acquired(Some(Duration::from_millis(1234)))),
             ),
-            (Arc::from("c:3"), Some(Error::could_not_connect(down))),
+            ("c:3".to_owned(), Some(Error::could_not_connect(down))),
         ];
         let what = "1 of 3 servers granted it, 2 are needed".to_owned();
         let error = QuorumError {

@@ -7,8 +7,8 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
 use crate::LostReason::{Broken, Deleted, MaxHold};
-use crate::api::Guard;
-use crate::quorum::{Answers, Member, QuorumError, QuorumLock, Round, refusal, validity};
+use crate::api::{Client, Guard};
+use crate::quorum::{Answers, QuorumError, QuorumLock, Round, refusal, validity};
 use crate::{Error, ErrorKind, TIMEOUT_MAX};
 
 /// The lock on all servers, in the order in which they were named.
@@ -22,7 +22,7 @@ pub(crate) struct Parts {
 
 /// The lock on one server.
 struct Part {
-    member: Arc<Member>,
+    client: Client,
     /// Or why the server granted nothing, or why its grant was released. `None`: the grant was
     /// released because the other grants were too few.
     held: Result<Arc<Guard>, Option<Error>>,
@@ -46,8 +46,8 @@ impl Part {
     }
 
     fn valid_for(&self) -> Duration {
-        let guard = self.held.as_ref().ok();
-        guard.map_or(Duration::ZERO, |guard| guard.valid_for())
+        let held = self.held.as_ref();
+        held.map_or(Duration::ZERO, |guard| guard.valid_for())
     }
 
     /// Releases a hold that is lost by our clock: the server may still keep it.
@@ -68,8 +68,8 @@ impl Parts {
     /// No server has answered yet.
     pub(crate) fn new(lock: &QuorumLock, max_hold: Option<Duration>) -> Self {
         let now = Instant::now();
-        let part = |member| Part {
-            member: Arc::clone(member),
+        let part = |client: &Client| Part {
+            client: client.clone(),
             held: Err(Some(Error::too_slow(lock.core.server_timeout))),
             token: None,
             is_asked: false,
@@ -94,7 +94,7 @@ impl Parts {
             if std::mem::replace(&mut part.is_asked, true) && self.lock.lease.is_none() {
                 continue;
             }
-            let answer = self.lock.clone().take(Arc::clone(&part.member), max_hold);
+            let answer = self.lock.clone().take(part.client.clone(), max_hold);
             round.push(Box::pin(async move { (server, answer.await) }));
         }
     }
@@ -146,7 +146,10 @@ impl Parts {
         let by = |held: &Arc<Guard>| granted_by.is_some() && server(held) == granted_by;
         let twin = self.servers.iter().find(|part| part.live().is_some_and(by));
         let Some(twin) = twin else { return Ok(guard) };
-        let twin = format!("the same server as {}", twin.member.address);
+        let twin = format!(
+            "the same server as {}",
+            twin.client.context.router.address()
+        );
         Err(Error::unavailable(twin))
     }
 
@@ -255,7 +258,7 @@ impl Parts {
 
     /// The first token of each server, by its address.
     pub(crate) fn tokens(&self) -> Vec<(String, u64)> {
-        let token = |part: &Part| Some((part.member.address.to_string(), part.token?));
+        let token = |part: &Part| Some((part.client.context.router.address(), part.token?));
         self.servers.iter().filter_map(token).collect()
     }
 
@@ -263,8 +266,7 @@ impl Parts {
     pub(crate) fn take(&mut self) -> Result<Vec<(usize, Guard)>, QuorumError> {
         self.still_held()?;
         let parts = self.servers.iter_mut().enumerate();
-        let held = parts.filter(|(_, part)| part.held.is_ok());
-        let guards = held.filter_map(|(server, part)| {
+        let guards = parts.filter_map(|(server, part)| {
             // Only renew() and wanted() clone a guard, and they borrow the quorum guard that ends
             // here. So there is no other clone.
             let held = std::mem::replace(&mut part.held, Err(None));

@@ -2,24 +2,18 @@
 //! was.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{sleep, timeout};
 
 use crate::chance::random;
-use crate::topology::map::{Id, Map};
+use crate::topology::Map;
 use crate::topology::{Node, Route, Router, slot_of};
 use crate::wire::reply::{read_redirect, read_slots};
-use crate::wire::{Address, Connector, NAMELESS, Range, request};
+use crate::wire::{Connector, Id, NAMELESS, Range, request};
 use crate::{Backoff, Error, locked};
-
-/// Receives the slots that have moved.
-pub(crate) trait Moves: Send + Sync {
-    /// These slots are served by another node than before, or nodes have been retired.
-    fn moved(self: Arc<Self>, slots: &BTreeSet<u16>);
-}
 
 impl Router {
     /// Waits until a node is connected to, or none can be.
@@ -77,18 +71,19 @@ impl Router {
 
     /// Reads the map: see [`Map::learn`].
     async fn refresh(&self) -> Result<Option<BTreeSet<u16>>, Error> {
-        let (asked, ranges) = self.ask_around().await?;
-        Ok(locked(&self.map).learn(&ranges, &asked))
+        let ranges = self.ask_around().await?;
+        Ok(locked(&self.map).learn(&ranges))
     }
 
     /// Asks one node after the other; a slow answer does not hold up the question to the next.
-    async fn ask_around(&self) -> Result<(Address, Vec<Range>), Error> {
+    async fn ask_around(&self) -> Result<Vec<Range>, Error> {
         let mut whom = self.whom_to_ask().into_iter();
         let mut asked = FuturesUnordered::new();
         let mut last = Error::no_cluster();
         loop {
             asked.extend(whom.next().map(|one| async move {
-                Ok((one.address(), one.ask(request::slots(), read_slots).await?))
+                let read = |reply: &_| read_slots(reply, &one.address());
+                one.ask(request::slots(), read).await
             }));
             match timeout(HEDGE, asked.next()).await {
                 Ok(Some(Ok(answer))) => return Ok(answer),
@@ -112,7 +107,7 @@ impl Router {
     /// Reads the map whenever that was requested, until it is aborted, with the client. Requests
     /// that change nothing, as while a node is down until it is replaced, are served ever more
     /// slowly.
-    pub(crate) async fn keep_fresh(&self, moves: Weak<dyn Moves>) {
+    pub(crate) async fn keep_fresh(&self) {
         let mut backoff = Backoff::new();
         loop {
             self.stale.notified().await;
@@ -121,7 +116,7 @@ impl Router {
                 self.request_refresh();
             }
             if let Ok(Some(moved)) = read
-                && let Some(client) = moves.upgrade()
+                && let Some(client) = self.identity.listener.upgrade()
             {
                 backoff = Backoff::new();
                 client.moved(&moved);

@@ -5,10 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::topology::Node;
-use crate::wire::{Address, Range, SLOTS};
-
-/// A node's id.
-pub(super) type Id = Arc<str>;
+use crate::wire::{Address, Id, Range, SLOTS};
 
 #[derive(Default)]
 pub(super) struct Map {
@@ -20,22 +17,16 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// Takes note of what the node at this address has told. The slots that have moved; `None` if
-    /// none has, and no node is retired.
-    pub(super) fn learn(&mut self, ranges: &[Range], asked: &Address) -> Option<BTreeSet<u16>> {
-        for member in ranges.iter().flat_map(|range| &range.nodes) {
-            let hosts = std::iter::once(member.host.clone());
-            let hosts = hosts.chain(member.other_hosts.iter().cloned().map(Some));
-            let addresses = hosts.map(|host| asked.or_at(host, member.port)).collect();
-            self.addresses.insert(Id::from(&*member.id), addresses);
-        }
+    /// Takes note of what a node has told. The slots that have moved; `None` if none has, and no
+    /// node is retired.
+    pub(super) fn learn(&mut self, ranges: &[Range]) -> Option<BTreeSet<u16>> {
         let mut moved = BTreeSet::new();
         for range in ranges {
-            if let Some(primary) = range.nodes.first() {
-                let id = Id::from(&*primary.id);
+            self.addresses.extend(range.nodes.iter().cloned());
+            if let Some((primary, _)) = range.nodes.first() {
                 moved.extend((range.first..=range.last).filter(|slot| {
-                    let before = self.slots.insert(*slot, Arc::clone(&id));
-                    before.is_some_and(|before| before != id)
+                    let before = self.slots.insert(*slot, Arc::clone(primary));
+                    before.is_some_and(|before| before != *primary)
                 }));
             }
         }
@@ -74,13 +65,11 @@ impl Map {
     /// The node at this address. Without a host it is found by its port, if only one node has that
     /// port.
     pub(super) fn at(&self, host: Option<&str>, port: u16) -> Option<Id> {
-        let is_it = |address: &&Address| {
+        let is_it = |address: &Address| {
             address.port == port && host.is_none_or(|host| *address.host == *host)
         };
-        let mut there = self
-            .addresses
-            .iter()
-            .filter(|(_, known)| known.iter().any(|one| is_it(&one)));
+        let nodes = self.addresses.iter();
+        let mut there = nodes.filter(|(_, known)| known.iter().any(is_it));
         let (only, _) = there.next()?;
         let is_only = host.is_some() || there.next().is_none();
         is_only.then(|| Arc::clone(only))
@@ -114,7 +103,7 @@ mod tests {
 
     use super::*;
     use crate::wire::session::tests::identity;
-    use crate::wire::{Connector, Dialer, Member, named};
+    use crate::wire::{Connector, Dialer};
 
     fn address(host: &str) -> Address {
         let host = host.into();
@@ -127,14 +116,16 @@ mod tests {
             .map(|(slot, (id, host, other_hosts))| Range {
                 first: slot,
                 last: slot,
-                nodes: vec![Member {
-                    id: (*id).into(),
-                    host: named(host),
-                    port: 1,
-                    other_hosts: other_hosts.iter().map(|host| Box::from(*host)).collect(),
-                }],
+                nodes: vec![(
+                    Id::from(*id),
+                    [host]
+                        .into_iter()
+                        .chain(*other_hosts)
+                        .map(|host| address(host))
+                        .collect(),
+                )],
             });
-        map.learn(&ranges.collect::<Vec<_>>(), &address("asked"))
+        map.learn(&ranges.collect::<Vec<_>>())
     }
 
     fn add(map: &mut Map, id: &str, host: &str) -> Arc<Node> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 use crate::task;
-use crate::wire::{Acknowledger, Connector, Identity, Link, Session, listening};
+use crate::wire::{Acknowledger, Connector, Identity, Link, Session, acknowledger, listening};
 
 /// A server, the task that carries commands to it, and the task that listens to it. Both begin
 /// unconnected and connect by themselves; they end with it.
@@ -36,7 +36,7 @@ impl Node {
             task(listening::run(Arc::clone(&session))),
             &identity.runtime,
         );
-        let acknowledge = |durability| Acknowledger::start(&session, durability);
+        let acknowledge = |durability| acknowledger(&session, durability);
         Arc::new(Self {
             link: Link::start(&session),
             acknowledger: identity.durability.map(acknowledge),

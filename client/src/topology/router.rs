@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::sync::{MutexGuard, Notify};
+use tokio::sync::Notify;
 
 use crate::error::Error;
 use crate::locked;
@@ -19,7 +19,7 @@ pub(crate) struct Router {
     /// Tells how to connect to any node, and is asked like the other seeds.
     pub(super) first: Connector,
     pub(super) seeds: Vec<Connector>,
-    pub(super) identity: Arc<Identity>,
+    pub(crate) identity: Arc<Identity>,
     pub(super) map: Mutex<Map>,
     /// Wakes the task that reads the map.
     pub(super) stale: Notify,
@@ -68,6 +68,11 @@ impl Router {
         (!session.is_attached()).then(|| session.trouble())
     }
 
+    /// The address in the first URL, as it is shown.
+    pub(crate) fn address(&self) -> String {
+        self.first.shown()
+    }
+
     /// To which server the session is attached, if there is but one.
     pub(crate) fn server(&self) -> Option<Arc<str>> {
         self.only.as_ref()?.session.server()
@@ -83,16 +88,6 @@ impl Router {
         let node = node.cloned();
         drop(map);
         node.unwrap_or_else(|| self.home(name))
-    }
-
-    /// Renewals that are handed over while this is held share one wait for copies.
-    pub(crate) async fn gathering(&self) -> MutexGuard<'_, ()> {
-        self.identity.gathering.lock().await
-    }
-
-    /// Whether grants must be acknowledged before they count.
-    pub(crate) fn acknowledges(&self) -> bool {
-        self.identity.durability.is_some()
     }
 
     /// Groups of names that one command each can take: in a cluster the names of one slot, in the

@@ -12,7 +12,7 @@ use crate::backoff::part_of;
 use crate::chance::random;
 use crate::error::{Code, Error};
 use crate::time::part_of_grace;
-use crate::wire::endpoint::{address, at, read, with_port};
+use crate::wire::endpoint::{address, at, read};
 use crate::wire::reply::{is_replica, read_by};
 use crate::wire::{Address, Dialer, Sentinels, Socket, request};
 use crate::{locked, part};
@@ -61,9 +61,9 @@ impl Connection {
 impl Connector {
     /// Reads the URLs and the certificates; no I/O.
     pub(crate) fn new(url: &str, sentinels: &[String], dialer: &Dialer) -> Result<Self, Error> {
-        let sentinels = sentinels.iter();
-        let sentinels = sentinels.map(|url| Ok(with_port(read(url)?, url, SENTINEL_PORT)));
-        let (server, sentinels) = (read(url)?, sentinels.collect::<Result<Vec<_>, Error>>()?);
+        let sentinels = sentinels.iter().map(|url| read(url, SENTINEL_PORT));
+        let sentinels = sentinels.collect::<Result<Vec<_>, _>>()?;
+        let server = read(url, SERVER_PORT)?;
         // Reports unreadable certificates now, not at the first connection.
         for one in sentinels.iter().chain([&server]) {
             dialer.certificates.client(one.clone())?;
@@ -260,7 +260,8 @@ const AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// The other sentinels may take this part of the time once one has answered.
 const SOON: u32 = 8;
 
-/// Where a sentinel listens unless its URL says otherwise.
+/// Where servers and sentinels listen unless their URLs say otherwise.
+const SERVER_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
 #[cfg(test)]

@@ -52,8 +52,8 @@ impl Socket {
     /// Asks this one thing, which changes nothing, for no longer than that.
     pub(super) async fn ask(mut self, cmd: Cmd, limit: Duration) -> Result<Value, Error> {
         let reply = timeout(limit, self.redis.send_packed_command(&cmd)).await;
-        let reply = reply.map_err(|_| Error::broken(None))?;
-        reply.map_err(|cause| Error::broken(Some(cause)))
+        let reply = reply.map_err(|_| Error::not_attached())?;
+        reply.map_err(|cause| Error::not_attached().because(cause))
     }
 }
 

@@ -36,31 +36,21 @@ impl Durability {
     }
 }
 
-/// The handle of a task that waits on a connection of its own. The task ends with the handle.
-pub(crate) struct Acknowledger {
-    renewals: mpsc::UnboundedSender<(Cmd, Acknowledged)>,
-}
+/// Takes renewals to a task that waits on a connection of its own, until enough copies have them,
+/// and so the grants before them. One is queued at once; a wait in progress ends first. The task
+/// ends with this.
+pub(crate) type Acknowledger = mpsc::UnboundedSender<(Cmd, Acknowledged)>;
 
 /// Hears the answer to a renewal: whether the lock is still held, and an error unless enough copies
 /// have the renewal.
 pub(crate) type Acknowledged = Box<dyn FnOnce(Result<(bool, Result<(), Error>), Error>) + Send>;
 
-impl Acknowledger {
-    /// Connects when the first renewal comes. No wait begins while a caller is `gathering`
-    /// renewals.
-    pub(crate) fn start(session: &Arc<Session>, durability: Durability) -> Self {
-        let (renewals, queue) = mpsc::unbounded_channel();
-        let runtime = &session.identity.runtime;
-        runtime.spawn(task(run(Arc::clone(session), durability, queue)));
-        Self { renewals }
-    }
-
-    /// Renews a hold and waits until enough copies have the renewal, and so the grant before it.
-    /// The renewal is queued at once; a wait in progress ends first.
-    pub(crate) fn renew(&self, renewal: Cmd, then: Acknowledged) {
-        // If the task is gone, so is the runtime; the dropped callback then tells the caller.
-        let _ = self.renewals.send((renewal, then));
-    }
+/// Connects when the first renewal comes. No wait begins while a caller is `gathering` renewals.
+pub(crate) fn acknowledger(session: &Arc<Session>, durability: Durability) -> Acknowledger {
+    let (renewals, queue) = mpsc::unbounded_channel();
+    let runtime = &session.identity.runtime;
+    runtime.spawn(task(run(Arc::clone(session), durability, queue)));
+    renewals
 }
 
 async fn run(

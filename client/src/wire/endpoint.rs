@@ -16,14 +16,6 @@ pub(crate) struct Address {
     pub(crate) port: u16,
 }
 
-impl Address {
-    /// A node at this host, or at the same one if none is named.
-    pub(crate) fn or_at(&self, host: Option<Box<str>>, port: u16) -> Self {
-        let host = host.unwrap_or_else(|| self.host.clone());
-        Self { host, port }
-    }
-}
-
 /// The client's own certificate and its trusted roots for TLS, in PEM.
 #[derive(Clone, Default)]
 pub(crate) struct Certificates {
@@ -86,15 +78,25 @@ impl fmt::Debug for Certificates {
     }
 }
 
-/// How to connect to `url`, whether it is a server's or a sentinel's.
-pub(super) fn read(url: &str) -> Result<ConnectionInfo, Error> {
+/// How to connect to `url`, whether it is a server's or a sentinel's; at this port, unless it names
+/// another.
+pub(super) fn read(url: &str, port: u16) -> Result<ConnectionInfo, Error> {
     let asks_for_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
     if asks_for_tls && cfg!(not(feature = "tls")) {
         let missing = "the URL asks for TLS, which needs the crate's feature `tls`";
         return Err(Error::refused(missing));
     }
     let unreadable = |error| Error::refused("the URL cannot be read").because(error);
-    let info = url.into_connection_info().map_err(unreadable)?;
+    let mut parsed = redis::parse_redis_url(url);
+    if let Some(unnamed) = parsed.as_mut().filter(|url| url.port().is_none()) {
+        // A Unix socket has none.
+        let _ = unnamed.set_port(Some(port));
+    }
+    let info = parsed.map_or_else(
+        || url.into_connection_info(),
+        IntoConnectionInfo::into_connection_info,
+    );
+    let info = info.map_err(unreadable)?;
     // The server, too, learns by it that a peer has vanished, and ends its session.
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
     let keepalive = keepalive.with_interval(KEEPALIVE);
@@ -103,16 +105,6 @@ pub(super) fn read(url: &str) -> Result<ConnectionInfo, Error> {
     let redis = info.redis_settings().clone();
     let info = info.set_redis_settings(redis.set_protocol(ProtocolVersion::RESP3));
     Ok(info.set_tcp_settings(tcp.set_keepalive(keepalive)))
-}
-
-/// The same with this port, if the URL names none.
-pub(super) fn with_port(info: ConnectionInfo, url: &str, port: u16) -> ConnectionInfo {
-    let named = redis::parse_redis_url(url).is_some_and(|url| url.port().is_some());
-    if named || matches!(info.addr(), ConnectionAddr::Unix(_)) {
-        return info;
-    }
-    let host = address(&info).host;
-    at(&info, &Address { host, port })
 }
 
 /// The server's address; empty for a Unix socket.

@@ -111,26 +111,15 @@ impl Bound {
             let bind = request::bind(session.name(), session.next_epoch());
             let socket = connection.socket.clone();
             let reply = socket.ask(bind, session.response_timeout()).await;
-            Ok::<_, Error>((connection, read_by(reply, read::<(i64, String)>)?))
+            let (life, server) = read_by(reply, read::<(i64, String)>)?;
+            Ok((Self { connection, life }, server))
         };
-        match bound.await {
-            Ok((connection, (life, server))) => {
-                session.set_bound(Ok((life, server.into())))?;
-                let is_present = session.life() == Some(life);
-                let unheard = || Error::from_text("STALE the session lives another life");
-                let bound = is_present.then_some(Self { connection, life });
-                bound.ok_or_else(unheard)
-            }
-            Err(error) if error.code().is_early() => {
-                // The session's connection may lead to another server.
-                session.doubt.notify_waiters();
-                Err(error)
-            }
-            Err(error) => {
-                session.set_bound(Err(error.clone()))?;
-                Err(error)
-            }
-        }
+        let bound: Result<(Self, String), Error> = bound.await;
+        let (bound, server) = bound.inspect_err(|error| session.set_unbound(error))?;
+        session.set_bound(bound.life, server.into())?;
+        let is_present = session.life() == Some(bound.life);
+        let unheard = || Error::from_text("STALE the session lives another life");
+        is_present.then_some(bound).ok_or_else(unheard)
     }
 
     /// Ends when the connection is of no use: it is over, or the session is not in its life any
@@ -190,11 +179,15 @@ impl Driver {
                 biased;
                 Some(()) = OptionFuture::from(over) => false,
                 Some(tried) = bindings.next(), if bound.is_none() => {
-                    bound = self.is_bound(tried);
+                    // Commands whose way has changed go it before the others are sent: a slot that
+                    // was on its way may have arrived, or stayed.
+                    let tried = tried.inspect(|_| self.pass_on(|request| request.asking));
+                    bound = tried.inspect_err(|error| self.could_not(error)).ok();
                     bound.is_some()
                 }
-                // Before the replies: the server works on these while callers hear of those. A flood
-                // of them ends when the task's budget is used up, which the replies do not need.
+                // Before the replies: the server works on these while callers hear of those. A
+                // flood of them ends when the task's budget is used up, which the replies do not
+                // need.
                 count = queue.recv_many(&mut batch, BATCH_MAX), if !is_closed => {
                     is_closed = count == 0;
                     self.take(&mut batch);
@@ -214,13 +207,6 @@ impl Driver {
                 self.begin_anew();
             }
         }
-    }
-
-    /// Commands whose way has changed go it before the others are sent.
-    fn is_bound(&mut self, tried: Result<Bound, Error>) -> Option<Bound> {
-        // A slot that was on its way may have arrived, or stayed.
-        let bound = tried.inspect(|_| self.pass_on(|request| request.asking));
-        bound.inspect_err(|error| self.could_not(error)).ok()
     }
 
     /// Ends commands that no connection will carry.

@@ -101,7 +101,7 @@ impl Listening {
                         }
                     }
                     (last, _) => {
-                        self.broken(Error::broken(None));
+                        self.broken(Error::not_attached());
                         overdue = last;
                     }
                 },

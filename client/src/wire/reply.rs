@@ -1,12 +1,13 @@
 //! Parses the servers' replies by their shape.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{FromRedisValue, RedisError, Value, from_redis_value_ref};
 
 use crate::error::{Error, LostReason};
-use crate::wire::{Kind, Mode};
+use crate::wire::{Address, Kind, Mode};
 
 /// Parses a reply. A reply of another shape comes from another program than the module, so the
 /// outcome of the command is unknown.
@@ -159,16 +160,19 @@ pub(crate) fn read_renewed(reply: &Value) -> Option<bool> {
     Some(read::<u64>(reply)? > 0)
 }
 
-pub(crate) fn read_slots(reply: &Value) -> Option<Vec<Range>> {
-    reply.as_sequence()?.iter().map(read_range).collect()
+/// The answer of the node at this address to `CLUSTER SLOTS`.
+pub(crate) fn read_slots(reply: &Value, asked: &Address) -> Option<Vec<Range>> {
+    let ranges = reply.as_sequence()?.iter();
+    ranges.map(|range| read_range(range, asked)).collect()
 }
 
-fn read_range(range: &Value) -> Option<Range> {
+fn read_range(range: &Value, asked: &Address) -> Option<Range> {
     let [first, last, nodes @ ..] = range.as_sequence()? else {
         return None;
     };
-    let mut nodes: Vec<_> = nodes.iter().map(read_node).collect::<Option<_>>()?;
-    let is_known = |node: &Member| node.host.as_deref() != Some(NAMELESS);
+    let nodes = nodes.iter().map(|node| read_node(node, asked));
+    let mut nodes: Vec<_> = nodes.collect::<Option<_>>()?;
+    let is_known = |(_, addresses): &Member| !addresses.is_empty();
     // Without its primary nothing can be said of the range.
     let is_of_use = nodes.first().is_some_and(is_known);
     nodes.retain(|node| is_of_use && is_known(node));
@@ -177,26 +181,24 @@ fn read_range(range: &Value) -> Option<Range> {
 }
 
 /// Reads a node. Without a host it is at the host of the node that answered. A node that should be
-/// called by its name and has none is [`NAMELESS`], unless its address is beside it.
-fn read_node(node: &Value) -> Option<Member> {
+/// called by its name and has none is [`NAMELESS`], and known only by what else is told of it.
+fn read_node(node: &Value, asked: &Address) -> Option<Member> {
     let [host, port, id, more @ ..] = node.as_sequence()? else {
         return None;
     };
-    let text = |text: &Value| read::<String>(text).and_then(|text| named(&text));
+    let text = |text: &Value| read::<String>(text).filter(|text| !text.is_empty());
     // Names and values, as a map or behind one another.
     let details = more.first().and_then(read::<HashMap<String, Value>>);
     let detail = |name| details.as_ref()?.get(name).and_then(text);
-    let (ip, hostname) = (detail("ip"), detail("hostname"));
-    let host = match text(host) {
-        Some(nameless) if *nameless == *NAMELESS => ip.clone().or(Some(nameless)),
-        host => host,
-    };
-    Some(Member {
-        id: text(id)?,
-        host,
-        port: read(port)?,
-        other_hosts: ip.into_iter().chain(hostname).collect(),
-    })
+    let host = text(host).unwrap_or_else(|| asked.host.to_string());
+    let preferred = Some(host).filter(|host| *host != NAMELESS);
+    let hosts = [preferred, detail("ip"), detail("hostname")];
+    let port = read(port)?;
+    let addresses = hosts.into_iter().flatten().map(|host| Address {
+        host: host.into(),
+        port,
+    });
+    Some((text(id)?.into(), addresses.collect()))
 }
 
 /// Where a node says that a command has to go, by `MOVED slot host:port` or `ASK slot host:port`.
@@ -224,22 +226,12 @@ pub(crate) struct Range {
     pub(crate) nodes: Vec<Member>,
 }
 
-/// A node of a cluster, as it or another node describes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Member {
-    /// The same whatever it is called, and after a restart too.
-    pub(crate) id: Box<str>,
-    /// No host: the one that was asked.
-    pub(crate) host: Option<Box<str>>,
-    pub(crate) port: u16,
-    /// By what else it is known. Another node may call it by one of these.
-    pub(crate) other_hosts: Vec<Box<str>>,
-}
+/// A node's id: the same whatever the node is called, and after a restart too.
+pub(crate) type Id = Arc<str>;
 
-/// A host; `None` if the node does not know its own.
-pub(crate) fn named(host: &str) -> Option<Box<str>> {
-    (!host.is_empty()).then(|| host.into())
-}
+/// A node of a cluster, and its addresses: first the one that it prefers. Another node may call it
+/// by one of the others.
+type Member = (Id, Vec<Address>);
 
 /// The host of a node that should be called by its name, and has none.
 pub(crate) const NAMELESS: &str = "?";
@@ -275,22 +267,28 @@ mod tests {
         assert_eq!(read_released(&Value::Int(0)), Some(true));
     }
 
+    fn asked() -> Address {
+        let (host, port) = ("asked".into(), 7);
+        Address { host, port }
+    }
+
     #[test]
     fn a_node_without_a_name_is_at_its_address_and_not_at_that_of_the_one_asked() {
         let text = |text: &str| Value::BulkString(text.into());
         let node = |host, details| Value::Array(vec![host, Value::Int(7), text("id"), details]);
         let range = |nodes: Vec<Value>| {
             let parts = [Value::Int(0), Value::Int(9)].into_iter().chain(nodes);
-            let ranges = read_slots(&Value::Array(vec![Value::Array(parts.collect())]));
+            let reply = Value::Array(vec![Value::Array(parts.collect())]);
+            let ranges = read_slots(&reply, &asked());
             ranges.expect("well formed").remove(0).nodes
         };
         let map = Value::Map(vec![(text("ip"), text("10.0.0.1"))]);
         let flat = Value::Array(vec![text("ip"), text("10.0.0.2")]);
         let nothing = Value::Array(vec![]);
         let hosts = |nodes: Vec<Member>| {
-            let host = |node: Member| {
-                assert_eq!((&*node.id, node.port), ("id", 7));
-                node.host.unwrap_or_default()
+            let host = |(id, mut addresses): Member| {
+                assert_eq!((&*id, addresses[0].port), ("id", 7));
+                addresses.remove(0).host
             };
             nodes.into_iter().map(host).collect::<Vec<_>>()
         };
@@ -302,7 +300,7 @@ mod tests {
             node(Value::Nil, nothing.clone()),
             node(text(""), nothing.clone()),
         ];
-        let known = ["10.0.0.1", "10.0.0.2", "a", "", ""].map(Box::from);
+        let known = ["10.0.0.1", "10.0.0.2", "a", "asked", "asked"].map(Box::from);
         assert_eq!(hosts(range(nodes)), known);
         let replica = node(text("a"), nothing.clone());
         assert_eq!(range(vec![node(text("?"), nothing), replica]), []);
@@ -316,8 +314,9 @@ mod tests {
             (text("ip"), text("10.0.0.1")),
         ]);
         let node = Value::Array(vec![text("name"), Value::Int(7), text("id"), details]);
-        let node = read_node(&node).expect("a node");
-        assert_eq!(node.other_hosts, ["10.0.0.1", "name"].map(Box::from));
+        let (_, addresses) = read_node(&node, &asked()).expect("a node");
+        let hosts: Vec<_> = addresses.iter().map(|one| &*one.host).collect();
+        assert_eq!(hosts, ["name", "10.0.0.1", "name"]);
     }
 
     #[test]

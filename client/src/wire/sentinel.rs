@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::aio::{AsyncPushSender, SendError};
+use redis::aio::SendError;
 use redis::{ConnectionInfo, PushInfo, PushKind, Value, from_redis_value, from_redis_value_ref};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -18,7 +18,9 @@ use crate::{Error, TIMEOUT_MAX, locked, part, task};
 /// The sentinels of a service. Clones of a client share them.
 #[derive(Debug)]
 pub(crate) struct Sentinels {
-    pub(super) all: Vec<Arc<Sentinel>>,
+    pub(super) all: Vec<Sentinel>,
+    dialer: Dialer,
+    service: Arc<str>,
     /// Tells that one of them has announced another primary.
     pub(super) switched: Arc<Notify>,
     /// The address that a majority of them named last, as long as it can be used.
@@ -26,31 +28,24 @@ pub(crate) struct Sentinels {
 }
 
 /// A sentinel, and the connection on which it answered last.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Sentinel {
     pub(super) server: ConnectionInfo,
-    dialer: Dialer,
-    service: Arc<str>,
-    switched: Arc<Notify>,
-    open: Mutex<Option<Socket>>,
+    open: Arc<Mutex<Option<Socket>>>,
 }
 
 impl Sentinels {
     pub(super) fn new(servers: Vec<ConnectionInfo>, service: &str, dialer: &Dialer) -> Self {
-        let (service, switched) = (Arc::from(service), Arc::<Notify>::default());
-        let one = |server| {
-            Arc::new(Sentinel {
-                server,
-                dialer: dialer.clone(),
-                service: Arc::clone(&service),
-                switched: Arc::clone(&switched),
-                open: Mutex::default(),
-            })
+        let one = |server| Sentinel {
+            server,
+            open: Arc::default(),
         };
         Self {
             all: servers.into_iter().map(one).collect(),
+            dialer: dialer.clone(),
+            service: service.into(),
+            switched: Arc::default(),
             agreed: Mutex::default(),
-            switched,
         }
     }
 
@@ -71,14 +66,14 @@ impl Sentinels {
     /// and fro; otherwise the most frequent address wins. Also returns whether more than half of
     /// all sentinels named it.
     pub(super) async fn primary(
-        &self,
+        self: &Arc<Self>,
         within: Duration,
         soon: Duration,
     ) -> Result<(Address, bool), Error> {
         let before = locked(&self.agreed).clone();
         // In tasks of their own: a slow one keeps its connection although nobody waits for it.
-        let asked = self.all.iter().map(Arc::clone);
-        let asked = asked.map(|one| tokio::spawn(task(one.named(within))));
+        let named = |one: &Sentinel| Arc::clone(self).named(one.clone(), within);
+        let asked = self.all.iter().map(|one| tokio::spawn(task(named(one))));
         let mut asked = asked.collect::<FuturesUnordered<_>>();
         let (mut votes, mut errors) = (BTreeMap::new(), Vec::new());
         let after = |pause| Instant::now().checked_add(pause);
@@ -101,33 +96,38 @@ impl Sentinels {
         let best = best(&votes, before.as_ref()).ok_or_else(|| Error::no_sentinel(&errors))?;
         Ok((best, false))
     }
-}
 
-impl Sentinel {
-    /// The primary that it names.
-    async fn named(self: Arc<Self>, within: Duration) -> Result<Address, Error> {
-        let answer = timeout(within, self.ask(within)).await;
+    /// The primary that this one names.
+    async fn named(self: Arc<Self>, one: Sentinel, within: Duration) -> Result<Address, Error> {
+        let answer = timeout(within, self.ask(&one, within)).await;
         let answer = answer.unwrap_or_else(|_| Err(Error::too_slow(within)));
-        answer.map_err(|error| error.of(&format!("sentinel {}", self.server.addr())))
+        answer.map_err(|error| error.of(&format!("sentinel {}", one.server.addr())))
     }
 
-    async fn ask(&self, within: Duration) -> Result<Address, Error> {
+    async fn ask(&self, one: &Sentinel, within: Duration) -> Result<Address, Error> {
         let mut question = redis::cmd("SENTINEL");
         question.arg(("GET-MASTER-ADDR-BY-NAME", &*self.service));
-        let open = locked(&self.open).clone();
+        let open = locked(&one.open).clone();
         let mut answer = Err(Error::not_attached());
         if let Some(open) = open {
             // Half of the time is left for a new connection, if this one has gone silent.
             answer = open.ask(question.clone(), part(within, 2)).await;
         }
         if answer.is_err() {
-            *locked(&self.open) = None;
-            let open = self.dialer.open(&self.server, self.hears()).await?;
+            *locked(&one.open) = None;
+            let (switched, service) = (Arc::clone(&self.switched), Arc::clone(&self.service));
+            let hears = move |push: PushInfo| {
+                if is_switch(push, &service) {
+                    switched.notify_one();
+                }
+                Ok::<_, SendError>(())
+            };
+            let open = self.dialer.open(&one.server, hears).await?;
             let subscribe = redis::cmd("SUBSCRIBE").arg(SWITCHES).take();
             // Its user may not be allowed to.
             let subscribe = open.clone().ask(subscribe, within);
             let (_, told) = join(subscribe, open.clone().ask(question, within)).await;
-            *locked(&self.open) = told.is_ok().then_some(open);
+            *locked(&one.open) = told.is_ok().then_some(open);
             answer = told;
         }
         let address = read_by(answer, |answer| match answer {
@@ -136,17 +136,6 @@ impl Sentinel {
         })?;
         let unknown = || Error::refused(format!("it knows no service called {}", self.service));
         address.ok_or_else(unknown)
-    }
-
-    /// Hears the messages that a sentinel sends unasked: that there is another primary.
-    fn hears(&self) -> impl AsyncPushSender + use<> {
-        let (switched, service) = (Arc::clone(&self.switched), Arc::clone(&self.service));
-        move |push: PushInfo| {
-            if is_switch(push, &service) {
-                switched.notify_one();
-            }
-            Ok::<_, SendError>(())
-        }
     }
 }
 
@@ -204,7 +193,7 @@ mod tests {
             for port in ports.iter().copied() {
                 let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
                 let address = listener.local_addr().expect("a port");
-                sentinels.push(read(&format!("redis://{address}")).expect("a URL"));
+                sentinels.push(read(&format!("redis://{address}"), 1).expect("a URL"));
                 tokio::spawn(async move {
                     let (socket, _) = listener.accept().await.expect("it connects");
                     let Some(port) = port else {
@@ -217,7 +206,7 @@ mod tests {
             }
             let (within, soon) = (Duration::from_secs(60), Duration::from_secs(1));
             let dialer = Dialer::within(within);
-            let sentinels = Sentinels::new(sentinels, "orders", &dialer);
+            let sentinels = Arc::new(Sentinels::new(sentinels, "orders", &dialer));
             sentinels.primary(within, soon).await
         };
         let (one, two) = (Some(1), Some(2));

@@ -1,6 +1,7 @@
 //! A client at a server: its session there, until when the server has surely not ended it, and the
 //! commands that it has for it.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -20,10 +21,11 @@ pub(crate) struct Identity {
     /// The name of its sessions, the same at every server.
     pub(crate) name: Arc<str>,
     pub(crate) grace: Duration,
+    /// If grants must be acknowledged before they count.
     pub(crate) durability: Option<Durability>,
     pub(crate) listener: Weak<dyn Listener>,
     pub(crate) runtime: Handle,
-    /// Held while many holds are renewed at once.
+    /// Renewals that are handed over while this is held share one wait for copies.
     pub(crate) gathering: tokio::sync::Mutex<()>,
     /// Numbers the connections of the client, at whatever server: a node that gets another address
     /// is the same one still.
@@ -49,6 +51,9 @@ pub(crate) trait Listener: Send + Sync {
 
     /// Whether this session's server serves the name, as far as is known.
     fn is_home(&self, session: &Arc<Session>, name: &[u8]) -> bool;
+
+    /// These slots are served by another node than before, or nodes have been retired.
+    fn moved(self: Arc<Self>, slots: &BTreeSet<u16>);
 }
 
 /// One client's session at one server.
@@ -176,18 +181,26 @@ impl Session {
         self.identity.epochs.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A command connection was bound at this server, in this life of the session; or could not be.
-    /// An error, if it is not the right server.
-    pub(super) fn set_bound(&self, mut bound: Result<(i64, Arc<str>), Error>) -> Result<(), Error> {
+    /// A command connection was bound at this server, in this life of the session. An error, if it
+    /// is not the right server.
+    pub(super) fn set_bound(&self, life: i64, server: Arc<str>) -> Result<(), Error> {
         let expected = self.expected.as_ref();
-        if let (Ok((_, server)), Some(expected)) = (&bound, expected)
-            && server != expected
-        {
-            bound = Err(Error::elsewhere());
-        }
-        let is_right = bound.as_ref().map(|_| ()).map_err(Error::clone);
+        let is_right = expected.is_none_or(|expected| *expected == server);
+        let right = is_right.then_some(()).ok_or_else(Error::elsewhere);
+        let bound = right.clone().map(|()| (life, server));
         self.state.send_modify(|state| state.bound = Some(bound));
-        is_right
+        right
+    }
+
+    /// None could be bound.
+    pub(super) fn set_unbound(&self, error: &Error) {
+        if error.code().is_early() {
+            // The session's connection may lead to another server.
+            self.doubt.notify_waiters();
+        } else {
+            let bound = Some(Err(error.clone()));
+            self.state.send_modify(|state| state.bound = bound);
+        }
     }
 
     /// Whether this life is surely one at the right server.
