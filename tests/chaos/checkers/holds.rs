@@ -209,8 +209,8 @@ impl<'a> Lasting<'a> {
         self
     }
 
-    /// It was there when this was sent, for the answer says so. But permits whose lease was over are
-    /// held again when the clock is set back: of them an answer says nothing about the time before.
+    /// It was there when this was sent, for the answer says so. But permits whose lease was over
+    /// are held again when the clock is set back, so an answer says nothing about the time before.
     pub(crate) fn prove(&mut self, history: &History, asked: Time) {
         let was_set = is_struck(history, "clock", self.proven, asked);
         if !(was_set && self.hold.mode.is_permits()) {
