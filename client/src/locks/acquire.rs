@@ -19,7 +19,7 @@ use crate::wire::{Acquired, Event, Manner, Outcome, Sending, What, request};
 /// Takes the locks that the request names.
 pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<Helds, Error> {
     // Two clients that share an owner would each think that it is alone.
-    if !request.owner.is_of(&context.settings.id) {
+    if !request.owner.is_of(&context.id) {
         return Err(Error::refused("the owner belongs to another client"));
     }
     if context.background.closing.is_cancelled() {
