@@ -246,15 +246,13 @@ impl Context {
         let pause = self.table.with(|state| {
             let call = state.calls.get_mut(&id)?;
             call.phase = Phase::Pausing;
-            let left = timeout.saturating_sub(call.since.elapsed());
-            let pause = call.backoff.next();
-            // One that no server has taken in ends in time.
-            let longest = if call.was_queued {
-                pause
-            } else {
-                left.max(MILLI)
-            };
-            Some(pause.min(longest))
+            let mut pause = call.backoff.next();
+            if !call.was_queued {
+                // One that no server has taken in ends in time.
+                let left = timeout.saturating_sub(call.since.elapsed());
+                pause = pause.min(left.max(MILLI));
+            }
+            Some(pause)
         });
         if let Some(pause) = pause {
             self.later(pause, move |context| context.ask(id, None));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::runtime;
 use tokio::sync::Notify;
-use tokio::task::{JoinSet, yield_now};
+use tokio::task::{JoinSet, coop::consume_budget};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::background::{Background, task};
@@ -158,19 +158,15 @@ async fn run(context: Weak<Context>, interval: Duration, failed: Arc<Notify>) {
         let span = trace::renew(holds.len());
         let _gathering = context.router.gathering().await;
         span.around(async {
-            for some in holds.chunks(AT_ONCE) {
-                for hold in some {
-                    renew::one(&context, hold, Aim::Lease);
-                }
-                yield_now().await;
+            for hold in &holds {
+                renew::one(&context, hold, Aim::Lease);
+                // Other tasks run in between.
+                consume_budget().await;
             }
         })
         .await;
     }
 }
-
-/// The number of holds that are renewed before other tasks run.
-const AT_ONCE: usize = 512;
 
 /// A renewal that was refused is repeated after this part of the interval.
 const RETRY_PARTS: u32 = 10;
