@@ -97,7 +97,7 @@ impl Hold {
             was_refused: AtomicBool::new(false),
             changed: Notify::new(),
             // The ACQUIRE of a kept lock asks for WANTED already.
-            wanted: Wanted::new(target.owner.is_kept),
+            wanted: Wanted::new(target.owner.kept.is_some()),
             guards: AtomicUsize::new(1),
             renewing: OnceLock::new(),
             span,
