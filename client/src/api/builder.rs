@@ -10,7 +10,7 @@ use crate::api::Client;
 use crate::locks::{Context, Handle, Settings};
 use crate::topology::Router;
 use crate::wire::{Connector, Dialer, Durability, Identity};
-use crate::{Error, GRACE_MAX, MILLI, MILLIS_MAX, TIMEOUT_MAX, chance, part, whole_millis, within};
+use crate::{Error, GRACE_MAX, MILLIS_MAX, TIMEOUT_MAX, chance, part, whole_millis, within};
 
 impl Client {
     /// Connects to the server at `url` with the default settings: see [`ClientBuilder`].
@@ -93,10 +93,7 @@ impl Client {
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct ClientBuilder {
-    lease: Duration,
-    renew_every: Option<Duration>,
-    pub(crate) max_hold: Option<Duration>,
-    kept_max: usize,
+    pub(crate) locks: Settings,
     grace: Duration,
     durability: Option<Durability>,
     sentinels: Option<Vec<String>>,
@@ -106,10 +103,12 @@ pub struct ClientBuilder {
 impl ClientBuilder {
     pub(crate) fn new() -> Self {
         Self {
-            lease: LEASE,
-            renew_every: None,
-            max_hold: None,
-            kept_max: KEPT_MAX,
+            locks: Settings {
+                lease: LEASE,
+                renew_every: None,
+                max_hold: None,
+                kept_max: KEPT_MAX,
+            },
             grace: GRACE,
             durability: None,
             sentinels: None,
@@ -124,14 +123,14 @@ impl ClientBuilder {
     /// that the server does not see the connection close. For a process that has died see
     /// [`grace`](Self::grace).
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
+        self.locks.lease = lease;
         self
     }
 
     /// How often the watchdog renews; a third of the lease unless set. From 1 ms to half of the
     /// lease, so that one renewal may fail.
     pub fn renew_every(mut self, interval: Duration) -> Self {
-        self.renew_every = Some(interval);
+        self.locks.renew_every = Some(interval);
         self
     }
 
@@ -142,7 +141,7 @@ impl ClientBuilder {
     /// it, and the guard says [why](crate::LostReason::MaxHold). See also
     /// [`Lock::max_hold`](crate::Lock::max_hold).
     pub fn max_hold(mut self, longest: Duration) -> Self {
-        self.max_hold = Some(longest);
+        self.locks.max_hold = Some(longest);
         self
     }
 
@@ -155,7 +154,7 @@ impl ClientBuilder {
     ///
     /// [`Lock::keep`]: crate::Lock::keep
     pub fn kept_max(mut self, most: usize) -> Self {
-        self.kept_max = most;
+        self.locks.kept_max = most;
         self
     }
 
@@ -431,14 +430,7 @@ impl ClientBuilder {
         let id = chance::uuid().to_string();
         let label = self.dialer.label.as_ref();
         let session = label.map_or_else(|| id.clone(), |label| format!("{id}/{label}"));
-        let settings = Settings {
-            id,
-            lease: self.lease,
-            max_hold: self.max_hold,
-            interval: self.interval(),
-            kept_max: self.kept_max,
-        };
-        let context = Context::start(settings, |runtime, listener| {
+        let context = Context::start(id, self.locks.clone(), |runtime, listener| {
             let identity = Identity {
                 name: session.into(),
                 grace: whole_millis(self.grace),
@@ -464,9 +456,13 @@ impl ClientBuilder {
         let response_timeout = Some(self.dialer.response_timeout);
         let acknowledged_within = self.durability.map(|wanted| wanted.within);
         for (setting, time, longest) in [
-            ("lease", Some(self.lease), MILLIS_MAX),
-            ("renew_every", self.renew_every, part(self.lease, 2)),
-            ("max_hold", self.max_hold, MILLIS_MAX),
+            ("lease", Some(self.locks.lease), MILLIS_MAX),
+            (
+                "renew_every",
+                self.locks.renew_every,
+                part(self.locks.lease, 2),
+            ),
+            ("max_hold", self.locks.max_hold, MILLIS_MAX),
             ("grace is zero or", grace, GRACE_MAX),
             ("response_timeout", response_timeout, TIMEOUT_MAX),
             (acknowledged, acknowledged_within, MILLIS_MAX),
@@ -504,11 +500,6 @@ impl ClientBuilder {
         }
         self.check_without_sentinels("the servers of a quorum")
     }
-
-    fn interval(&self) -> Duration {
-        let third = part(self.lease, 3).max(MILLI);
-        self.renew_every.unwrap_or(third)
-    }
 }
 
 /// The name of a session has room for it. The server allows no other characters in that of a
@@ -531,16 +522,17 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::MILLI;
 
     #[test]
     fn a_third_of_the_lease_unless_set() {
         let builder = ClientBuilder::new();
-        assert_eq!(builder.interval(), Duration::from_secs(10));
+        assert_eq!(builder.locks.interval(), Duration::from_secs(10));
         let builder = builder.lease(Duration::from_secs(9));
-        assert_eq!(builder.interval(), Duration::from_secs(3));
+        assert_eq!(builder.locks.interval(), Duration::from_secs(3));
         let builder = builder.renew_every(Duration::from_secs(1));
-        assert_eq!(builder.interval(), Duration::from_secs(1));
+        assert_eq!(builder.locks.interval(), Duration::from_secs(1));
         let tiny = ClientBuilder::new().lease(MILLI);
-        assert_eq!(tiny.interval(), MILLI, "the watchdog does not spin");
+        assert_eq!(tiny.locks.interval(), MILLI, "the watchdog does not spin");
     }
 }

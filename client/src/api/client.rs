@@ -174,7 +174,7 @@ impl Client {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
-            .field("id", &self.context.settings.id)
+            .field("id", &self.context.id)
             .finish_non_exhaustive()
     }
 }

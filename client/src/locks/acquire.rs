@@ -19,7 +19,7 @@ use crate::wire::{Acquired, Event, Manner, Outcome, Sending, What, request};
 /// Takes the locks that the request names.
 pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<Helds, Error> {
     // Two clients that share an owner would each think that it is alone.
-    if !request.owner.is_of(&context.settings.id) {
+    if !request.owner.is_of(&context.id) {
         return Err(Error::refused("the owner belongs to another client"));
     }
     if context.background.closing.is_cancelled() {
@@ -86,7 +86,7 @@ impl Context {
         let (subject, session) = (target.subject(), node.session.name());
         let names = call.slots.iter().map(|(name, _)| name);
         let mut cmd = request::acquire(subject, names, lease, wait_mode, session);
-        if call.request.owner.is_kept {
+        if call.request.owner.kept.is_some() {
             // Ask with the ACQUIRE itself: if WANTED were sent after the grant, a caller refused in
             // between would not be reported.
             cmd.arg("WANTED");
@@ -124,7 +124,7 @@ impl Context {
                     Some(self.on_refusal(call, error, is_again))
                 }
             };
-            state.wake_late_behind(id);
+            state.wake_behind(id);
             next
         });
         self.go_on(id, next);
@@ -246,15 +246,13 @@ impl Context {
         let pause = self.table.with(|state| {
             let call = state.calls.get_mut(&id)?;
             call.phase = Phase::Pausing;
-            let left = timeout.saturating_sub(call.since.elapsed());
-            let pause = call.backoff.next();
-            // One that no server has taken in ends in time.
-            let longest = if call.was_queued {
-                pause
-            } else {
-                left.max(MILLI)
-            };
-            Some(pause.min(longest))
+            let mut pause = call.backoff.next();
+            if !call.was_queued {
+                // One that no server has taken in ends in time.
+                let left = timeout.saturating_sub(call.since.elapsed());
+                pause = pause.min(left.max(MILLI));
+            }
+            Some(pause)
         });
         if let Some(pause) = pause {
             self.later(pause, move |context| context.ask(id, None));
@@ -282,7 +280,7 @@ impl Context {
                 |event: &&Event| hold.token == event.token && *hold.target.name == *event.name;
             let early = call.early.iter().filter(is_meant);
             early.for_each(|event| hold.apply(event));
-            match &call.request.kept {
+            match &call.request.owner.kept {
                 None => self.pass_turn(*slot),
                 Some(key) => keep::watch(self, *slot, hold, key.idle),
             }

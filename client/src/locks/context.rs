@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::runtime;
 use tokio::sync::Notify;
-use tokio::task::{JoinSet, yield_now};
+use tokio::task::{JoinSet, coop::consume_budget};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::background::{Background, task};
@@ -15,11 +15,13 @@ use crate::error::Error;
 use crate::locks::{Aim, Owner, Table, renew};
 use crate::topology::{Node, Router};
 use crate::wire::Listener;
-use crate::{TIMEOUT_MAX, part, trace};
+use crate::{MILLI, TIMEOUT_MAX, part, trace};
 
 /// A client's locks, its servers, and the tasks between them.
 pub(crate) struct Context {
     pub(super) this: Weak<Self>,
+    /// The client's id, with which the names of its owners begin.
+    pub(crate) id: String,
     pub(crate) settings: Settings,
     pub(super) numbers: AtomicU64,
     pub(crate) router: Arc<Router>,
@@ -31,20 +33,27 @@ pub(crate) struct Context {
     pub(crate) background: Background,
 }
 
-/// The settings of a client.
+/// The settings of a client's locks.
+#[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    pub(crate) id: String,
     pub(crate) lease: Duration,
     pub(crate) max_hold: Option<Duration>,
-    /// How often the watchdog renews.
-    pub(crate) interval: Duration,
+    pub(crate) renew_every: Option<Duration>,
     /// How many locks are kept idle at most.
     pub(crate) kept_max: usize,
+}
+
+impl Settings {
+    pub(crate) fn interval(&self) -> Duration {
+        let third = part(self.lease, 3).max(MILLI);
+        self.renew_every.unwrap_or(third)
+    }
 }
 
 impl Context {
     /// Begins to connect.
     pub(crate) fn start(
+        id: String,
         settings: Settings,
         router: impl FnOnce(&runtime::Handle, Weak<dyn Listener>) -> Router,
     ) -> Arc<Self> {
@@ -53,7 +62,7 @@ impl Context {
             let renewal_failed = Arc::new(Notify::new());
             let router = Arc::new(router(&runtime, Weak::<Self>::clone(context)));
             let mut tasks = JoinSet::new();
-            let (failed, interval) = (Arc::clone(&renewal_failed), settings.interval);
+            let (failed, interval) = (Arc::clone(&renewal_failed), settings.interval());
             let renewing = run(Weak::clone(context), interval, failed);
             tasks.spawn_on(task(renewing), &runtime);
             if router.are_several() {
@@ -64,6 +73,7 @@ impl Context {
             Self {
                 this: Weak::clone(context),
                 table: Table::new(settings.kept_max),
+                id,
                 settings,
                 numbers: AtomicU64::new(1),
                 router,
@@ -77,7 +87,7 @@ impl Context {
     /// A new owner, unlike any other.
     pub(crate) fn owner(&self) -> Owner {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        Owner::new(&self.settings.id, number)
+        Owner::new(&self.id, number)
     }
 
     /// Does something after a pause, if the client is still there.
@@ -148,19 +158,15 @@ async fn run(context: Weak<Context>, interval: Duration, failed: Arc<Notify>) {
         let span = trace::renew(holds.len());
         let _gathering = context.router.identity.gathering.lock().await;
         span.around(async {
-            for some in holds.chunks(AT_ONCE) {
-                for hold in some {
-                    renew::one(&context, hold, Aim::Lease);
-                }
-                yield_now().await;
+            for hold in &holds {
+                renew::one(&context, hold, Aim::Lease);
+                // Other tasks run in between.
+                consume_budget().await;
             }
         })
         .await;
     }
 }
-
-/// The number of holds that are renewed before other tasks run.
-const AT_ONCE: usize = 512;
 
 /// A renewal that was refused is repeated after this part of the interval.
 const RETRY_PARTS: u32 = 10;

@@ -43,7 +43,7 @@ impl Listener for Context {
         if this.table.with(has_refused) {
             this.ask_all(|call| matches!(call.phase, Phase::Refused));
             let was_refused = |hold: &Arc<Hold>| hold.was_refused.swap(false, Ordering::Relaxed);
-            renew::all(&this, this.table.holds(was_refused));
+            renew::all(&this, was_refused);
         }
     }
 
@@ -100,10 +100,9 @@ impl Listener for Context {
     fn moved(self: Arc<Self>, slots: &BTreeSet<u16>) {
         let has_moved = |name: &[u8]| slots.contains(&slot_of(name));
         let is_left = |session: &Session| session.is_retired();
-        let holds = self
-            .table
-            .holds(|hold| has_moved(&hold.target.name) || is_left(&hold.session()));
-        renew::all(&self, holds);
+        renew::all(&self, |hold| {
+            has_moved(&hold.target.name) || is_left(&hold.session())
+        });
         // A node that no longer serves a lock tells its waiters so, unless the node is gone.
         self.ask_all(|call| {
             let is_elsewhere = |(name, _): &(Arc<[u8]>, _)| {
@@ -137,7 +136,7 @@ impl Context {
             }
             is_here && matches!(call.phase, Phase::Waiting { life: begun, .. } if begun != life)
         });
-        renew::all(self, self.table.holds(|hold| hold.is_of(session)));
+        renew::all(self, |hold| hold.is_of(session));
     }
 
     /// Finds the hold or the call that an event names. A lost hold is marked at once. If the event

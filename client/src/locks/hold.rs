@@ -70,7 +70,7 @@ pub(crate) struct Hold {
     /// How many guards have it: changed under the lock of the table.
     guards: AtomicUsize,
     /// Held by who renews it, until that is answered: one command at a time.
-    pub(crate) renewing: Arc<tokio::sync::Mutex<()>>,
+    renewing: OnceLock<Arc<tokio::sync::Mutex<()>>>,
     span: trace::Span,
 }
 
@@ -97,9 +97,9 @@ impl Hold {
             was_refused: AtomicBool::new(false),
             changed: Notify::new(),
             // The ACQUIRE of a kept lock asks for WANTED already.
-            wanted: Wanted::new(target.owner.is_kept),
+            wanted: Wanted::new(target.owner.kept.is_some()),
             guards: AtomicUsize::new(1),
-            renewing: Arc::default(),
+            renewing: OnceLock::new(),
             span,
             target,
         })
@@ -223,6 +223,11 @@ impl Hold {
     /// The session by whose word it is held.
     pub(crate) fn session(&self) -> Arc<Session> {
         Arc::clone(&locked(&self.validity).by.session)
+    }
+
+    /// The turn to renew it. Most holds are given back before they are renewed, and have none.
+    pub(super) fn turn(&self) -> Arc<tokio::sync::Mutex<()>> {
+        Arc::clone(self.renewing.get_or_init(Arc::default))
     }
 
     pub(crate) fn is_of(&self, session: &Arc<Session>) -> bool {

@@ -3,7 +3,7 @@
 //!
 //! A kept lock has one slot for all callers of the process. A guard has the turn there for as long
 //! as it has the lock, so the callers exclude each other without the server, and one of them at a
-//! time asks it, as an owner of its own.
+//! time asks it, as the owner that they share.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ use crate::task;
 
 /// Calls that ask for other terms are strangers to each other: one would have what the other asked
 /// for.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KeptKey {
     pub(crate) name: Arc<[u8]>,
     pub(crate) options: HoldOptions,

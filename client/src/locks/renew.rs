@@ -35,7 +35,7 @@ pub(crate) async fn ask(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) -> R
     let (since, mut pauses) = (Instant::now(), Backoff::new());
     let limit = context.router.response_timeout;
     loop {
-        let turn = timeout(limit, Arc::clone(&hold.renewing).lock_owned()).await;
+        let turn = timeout(limit, hold.turn().lock_owned()).await;
         let busy = |_| context.trouble_or("an earlier renewal is not answered");
         let (report, outcome) = oneshot::channel();
         start(context, hold, aim, turn.map_err(busy)?, Some(report));
@@ -50,8 +50,8 @@ pub(crate) async fn ask(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) -> R
 }
 
 /// Renews these, unless that is under way or they are lost. How that went the guards say.
-pub(super) fn all(context: &Arc<Context>, holds: Vec<Arc<Hold>>) {
-    for hold in holds {
+pub(super) fn all(context: &Arc<Context>, which: impl Fn(&Arc<Hold>) -> bool) {
+    for hold in context.table.holds(which) {
         one(context, &hold, Aim::Hold);
     }
 }
@@ -59,7 +59,7 @@ pub(super) fn all(context: &Arc<Context>, holds: Vec<Arc<Hold>>) {
 /// The same for one hold. If a renewal is in flight, its reply renews again where necessary.
 pub(super) fn one(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) {
     let is_over = !hold.has_guards() || hold.lost(Instant::now()).is_some();
-    if !is_over && let Ok(turn) = Arc::clone(&hold.renewing).try_lock_owned() {
+    if !is_over && let Ok(turn) = hold.turn().try_lock_owned() {
         start(context, hold, aim, turn, None);
     }
 }

@@ -46,10 +46,8 @@ impl Table {
     /// The holds that match.
     pub(crate) fn holds(&self, is: impl Fn(&Arc<Hold>) -> bool) -> Vec<Arc<Hold>> {
         self.with(|state| {
-            let holds = state
-                .slots
-                .iter()
-                .filter_map(|(_, slot)| slot.hold.as_ref());
+            let slots = state.slots.iter();
+            let holds = slots.filter_map(|(_, slot)| slot.hold.as_ref());
             holds.filter(|hold| is(hold)).cloned().collect()
         })
     }
@@ -78,16 +76,14 @@ pub(super) type SlotId = usize;
 /// The number of a call; it is never another's.
 pub(super) type CallId = u64;
 
-/// One owner at one lock in one mode. That of a kept lock is one owner's after the other's.
+/// One owner at one lock in one mode. All callers of a kept lock share one owner.
 pub(super) struct Slot {
-    key: Key,
+    pub(super) target: Target,
     /// As long as it has guards. One without is released before the next call asks.
     pub(super) hold: Option<Arc<Hold>>,
     pub(super) turn: Option<Turn>,
     /// Callers that wait for the turn. It is empty for most owners, which take one lock once.
-    line: VecDeque<Waiter>,
-    /// If the lock is kept for its next use: on which terms.
-    kept: Option<Arc<KeptKey>>,
+    line: VecDeque<Arc<Notify>>,
     /// Where it stands among the idle locks, if it is idle.
     pub(super) place: Option<Place>,
 }
@@ -101,13 +97,6 @@ pub(super) enum Turn {
     Leaving(u64),
     /// A guard has the kept lock.
     Used,
-}
-
-#[derive(Clone)]
-struct Waiter {
-    /// The time until which it waits behind others; for a try that is over at once.
-    until: Option<Instant>,
-    caller: Arc<Notify>,
 }
 
 /// The turn that a caller must wait for.
@@ -164,7 +153,7 @@ pub(super) enum Phase {
 impl Slot {
     /// Whether the hold stays when nobody has the turn.
     fn stays(&self, hold: &Hold) -> bool {
-        match self.kept {
+        match self.target.owner.kept {
             Some(_) => is_fit(hold, Instant::now()),
             None => hold.has_guards(),
         }
@@ -193,16 +182,12 @@ impl Slot {
 
     /// Whether nobody has the turn, and the caller, if it stands in line, is the first.
     fn is_free_for(&self, caller: Option<&Arc<Notify>>) -> bool {
-        let first = self.line.front().map(|waiter| &waiter.caller);
-        self.turn.is_none() && first.map(Arc::as_ptr) == caller.map(Arc::as_ptr)
+        self.turn.is_none() && self.line.front().map(Arc::as_ptr) == caller.map(Arc::as_ptr)
     }
 
-    /// Wakes the callers whose time is over: the present turn lasts longer.
-    fn wake_late(&self) {
-        let now = Instant::now();
-        let is_late = |waiter: &&Waiter| waiter.until.is_some_and(|until| until <= now);
-        let late = self.line.iter().filter(is_late);
-        late.for_each(|waiter| waiter.caller.notify_one());
+    /// The present turn lasts: wakes all callers, for those whose time is over wait no longer.
+    fn wake_all(&self) {
+        self.line.iter().for_each(|caller| caller.notify_one());
     }
 
     /// The first in line begins, if there is a line. It shares a live hold. That needs no turn,
@@ -211,7 +196,7 @@ impl Slot {
         self.line.pop_front();
         let hold = self.live(now).cloned()?;
         hold.gains_guard();
-        if self.kept.is_none() {
+        if self.target.owner.kept.is_none() {
             self.wake_first();
         }
         Some(hold)
@@ -219,7 +204,7 @@ impl Slot {
 
     /// Wakes the first in line, to take the turn.
     fn wake_first(&self) {
-        self.line.front().inspect(|first| first.caller.notify_one());
+        self.line.front().inspect(|first| first.notify_one());
     }
 }
 
@@ -229,32 +214,25 @@ impl State {
         self.numbers
     }
 
-    /// The slot of this owner, lock and mode; made on first use. It is removed when it has no hold
-    /// and no turn.
-    pub(super) fn slot(&mut self, target: &Target) -> SlotId {
+    /// The slot of this owner, lock and mode, or of the lock that is kept on these terms, whose
+    /// owner is the one for which it was made. It is made on first use, and removed when it has no
+    /// hold and no turn.
+    pub(super) fn slot(&mut self, target: Target) -> SlotId {
+        let kept = target.owner.kept.clone();
+        if let Some(id) = kept.as_ref().and_then(|key| self.kept.get(key)) {
+            return *id;
+        }
         let slots = &mut self.slots;
-        *self.ids.entry(Key::of(target)).or_insert_with_key(|key| {
+        let id = *self.ids.entry(Key::of(&target)).or_insert_with(|| {
             slots.insert(Slot {
-                key: key.clone(),
+                target,
                 hold: None,
                 turn: None,
                 line: VecDeque::new(),
-                kept: None,
                 place: None,
             })
-        })
-    }
-
-    /// The slot of the lock that is kept on these terms. It is that of the owner who asked last.
-    pub(super) fn kept_slot(&mut self, key: &Arc<KeptKey>, target: &Target) -> SlotId {
-        if let Some(id) = self.kept.get(key) {
-            return *id;
-        }
-        let id = self.slot(target);
-        self.kept.insert(Arc::clone(key), id);
-        if let Some(slot) = self.slots.get_mut(id) {
-            slot.kept = Some(Arc::clone(key));
-        }
+        });
+        kept.map(|key| self.kept.insert(key, id));
         id
     }
 
@@ -285,17 +263,14 @@ impl State {
 
     /// Has a caller line up at all of these: so those that wait for each other never form a circle.
     /// Gives what wakes it there.
-    pub(super) fn line_up(&mut self, slots: &NamedSlots, until: Option<Instant>) -> Arc<Notify> {
-        let waiter = Waiter {
-            until,
-            caller: Arc::default(),
-        };
+    pub(super) fn line_up(&mut self, slots: &NamedSlots) -> Arc<Notify> {
+        let caller = Arc::default();
         for (_, slot) in slots {
             if let Some(slot) = self.slots.get_mut(*slot) {
-                slot.line.push_back(waiter.clone());
+                slot.line.push_back(Arc::clone(&caller));
             }
         }
-        waiter.caller
+        caller
     }
 
     /// The turn that a caller must wait for, at the first of these slots where it must.
@@ -315,13 +290,13 @@ impl State {
         })
     }
 
-    /// Wakes the callers whose time is over behind this call, if its turn lasts.
-    pub(super) fn wake_late_behind(&self, id: CallId) {
+    /// Wakes the callers behind this call, if its turn lasts.
+    pub(super) fn wake_behind(&self, id: CallId) {
         let is_queued = |call: &&Call| matches!(call.phase, Phase::Waiting { .. });
         let call = self.calls.get(&id).filter(is_queued);
         let slots = call.into_iter().flat_map(|call| &call.slots);
         let slots = slots.filter_map(|(_, slot)| self.slots.get(*slot));
-        slots.for_each(Slot::wake_late);
+        slots.for_each(Slot::wake_all);
     }
 
     /// A call has got this hold. If the lock is kept, a guard has it from now on.
@@ -331,11 +306,11 @@ impl State {
         };
         // One that was here before is lost, and its guards give nothing back.
         let before = slot.hold.replace(Arc::clone(hold));
-        if slot.kept.is_some() {
+        if slot.target.owner.kept.is_some() {
             // Being kept counts as one guard more.
             hold.gains_guard();
             before.inspect(|before| before.loses_guard());
-            slot.wake_late();
+            slot.wake_all();
             self.take_turn(id, Turn::Used);
         }
     }
@@ -345,8 +320,7 @@ impl State {
     #[must_use = "it is to be released"]
     pub(super) fn leave_line(&mut self, id: SlotId, caller: &Arc<Notify>) -> Option<Arc<Hold>> {
         let slot = self.slots.get_mut(id)?;
-        slot.line
-            .retain(|waiter| !Arc::ptr_eq(&waiter.caller, caller));
+        slot.line.retain(|waiting| !Arc::ptr_eq(waiting, caller));
         let is_free = slot.turn.is_none();
         is_free.then(|| self.pass_turn(id)).flatten()
     }
@@ -356,7 +330,7 @@ impl State {
     pub(super) fn release_first(&mut self, id: SlotId) -> Option<Arc<Hold>> {
         let slot = self.slots.get_mut(id)?;
         let hold = slot.hold.take()?;
-        if slot.kept.is_some() {
+        if slot.target.owner.kept.is_some() {
             hold.loses_guard();
         }
         if hold.is_gone() {
@@ -387,10 +361,11 @@ impl State {
             slot.wake_first();
         } else if slot.hold.is_none() {
             let slot = self.slots.remove(id);
-            self.ids.remove(&slot.key);
-            slot.kept.and_then(|kept| self.kept.remove(&kept));
+            self.ids.remove(&Key::of(&slot.target));
+            let kept = slot.target.owner.kept;
+            kept.and_then(|kept| self.kept.remove(&kept));
             slot.place.and_then(|place| self.idle.remove(&place));
-        } else if slot.kept.is_some() {
+        } else if slot.target.owner.kept.is_some() {
             let place = (Instant::now(), number);
             slot.place = Some(place);
             self.idle.insert(place, id);
@@ -398,17 +373,11 @@ impl State {
         None
     }
 
-    /// Adds a call, whose turn it is at its slots. That of a kept lock is its owner's from now on.
+    /// Adds a call, whose turn it is at its slots.
     pub(super) fn begin(&mut self, call: Call) -> CallId {
         let id = self.number();
-        for (name, slot) in &call.slots {
+        for (_, slot) in &call.slots {
             self.take_turn(*slot, Turn::Call(id));
-            if let Some(kept) = self.slots.get_mut(*slot).filter(|slot| slot.kept.is_some()) {
-                let key = Key::of(&call.request.target(name));
-                self.ids
-                    .remove(&std::mem::replace(&mut kept.key, key.clone()));
-                self.ids.insert(key, *slot);
-            }
         }
         self.calls.insert(id, call);
         id
@@ -424,7 +393,7 @@ impl State {
 }
 
 /// An owner at a lock in a mode, as events name it.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(PartialEq, Eq, Hash)]
 struct Key {
     name: Arc<[u8]>,
     owner: Arc<[u8]>,

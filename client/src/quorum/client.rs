@@ -227,7 +227,7 @@ impl QuorumBuilder {
             background: Background::new(Handle::current()),
             server_timeout: self.server_timeout,
             response_timeout: self.settings.dialer.response_timeout,
-            max_hold: self.settings.max_hold,
+            max_hold: self.settings.locks.max_hold,
         };
         core.connected().await?;
         let core = Arc::new(core);
