@@ -124,7 +124,7 @@ impl Context {
                     Some(self.on_refusal(call, error, is_again))
                 }
             };
-            state.wake_behind(id);
+            state.wake_late_behind(id);
             next
         });
         self.go_on(id, next);

@@ -215,7 +215,7 @@ impl Caller {
         context.table.with(|state| {
             if let Some(step) = self.is_not_yet(state, now) {
                 // It is the first there when it has found nobody before it.
-                let line_up = || state.line_up(&self.slots);
+                let line_up = || state.line_up(&self.slots, self.deadline);
                 self.line.get_or_insert_with(line_up);
                 return step;
             }

@@ -83,7 +83,7 @@ pub(super) struct Slot {
     pub(super) hold: Option<Arc<Hold>>,
     pub(super) turn: Option<Turn>,
     /// Callers that wait for the turn. It is empty for most owners, which take one lock once.
-    line: VecDeque<Arc<Notify>>,
+    line: VecDeque<Waiter>,
     /// Where it stands among the idle locks, if it is idle.
     pub(super) place: Option<Place>,
 }
@@ -97,6 +97,13 @@ pub(super) enum Turn {
     Leaving(u64),
     /// A guard has the kept lock.
     Used,
+}
+
+#[derive(Clone)]
+struct Waiter {
+    /// The time until which it waits behind others; for a try that is over at once.
+    until: Option<Instant>,
+    caller: Arc<Notify>,
 }
 
 /// The turn that a caller must wait for.
@@ -182,12 +189,16 @@ impl Slot {
 
     /// Whether nobody has the turn, and the caller, if it stands in line, is the first.
     fn is_free_for(&self, caller: Option<&Arc<Notify>>) -> bool {
-        self.turn.is_none() && self.line.front().map(Arc::as_ptr) == caller.map(Arc::as_ptr)
+        let first = self.line.front().map(|waiter| &waiter.caller);
+        self.turn.is_none() && first.map(Arc::as_ptr) == caller.map(Arc::as_ptr)
     }
 
-    /// The present turn lasts: wakes all callers, for those whose time is over wait no longer.
-    fn wake_all(&self) {
-        self.line.iter().for_each(|caller| caller.notify_one());
+    /// Wakes the callers whose time is over: the present turn lasts longer.
+    fn wake_late(&self) {
+        let now = Instant::now();
+        let is_late = |waiter: &&Waiter| waiter.until.is_some_and(|until| until <= now);
+        let late = self.line.iter().filter(is_late);
+        late.for_each(|waiter| waiter.caller.notify_one());
     }
 
     /// The first in line begins, if there is a line. It shares a live hold. That needs no turn,
@@ -204,7 +215,7 @@ impl Slot {
 
     /// Wakes the first in line, to take the turn.
     fn wake_first(&self) {
-        self.line.front().inspect(|first| first.notify_one());
+        self.line.front().inspect(|first| first.caller.notify_one());
     }
 }
 
@@ -263,14 +274,17 @@ impl State {
 
     /// Has a caller line up at all of these: so those that wait for each other never form a circle.
     /// Gives what wakes it there.
-    pub(super) fn line_up(&mut self, slots: &NamedSlots) -> Arc<Notify> {
-        let caller = Arc::default();
+    pub(super) fn line_up(&mut self, slots: &NamedSlots, until: Option<Instant>) -> Arc<Notify> {
+        let waiter = Waiter {
+            until,
+            caller: Arc::default(),
+        };
         for (_, slot) in slots {
             if let Some(slot) = self.slots.get_mut(*slot) {
-                slot.line.push_back(Arc::clone(&caller));
+                slot.line.push_back(waiter.clone());
             }
         }
-        caller
+        waiter.caller
     }
 
     /// The turn that a caller must wait for, at the first of these slots where it must.
@@ -290,13 +304,13 @@ impl State {
         })
     }
 
-    /// Wakes the callers behind this call, if its turn lasts.
-    pub(super) fn wake_behind(&self, id: CallId) {
+    /// Wakes the callers whose time is over behind this call, if its turn lasts.
+    pub(super) fn wake_late_behind(&self, id: CallId) {
         let is_queued = |call: &&Call| matches!(call.phase, Phase::Waiting { .. });
         let call = self.calls.get(&id).filter(is_queued);
         let slots = call.into_iter().flat_map(|call| &call.slots);
         let slots = slots.filter_map(|(_, slot)| self.slots.get(*slot));
-        slots.for_each(Slot::wake_all);
+        slots.for_each(Slot::wake_late);
     }
 
     /// A call has got this hold. If the lock is kept, a guard has it from now on.
@@ -310,7 +324,7 @@ impl State {
             // Being kept counts as one guard more.
             hold.gains_guard();
             before.inspect(|before| before.loses_guard());
-            slot.wake_all();
+            slot.wake_late();
             self.take_turn(id, Turn::Used);
         }
     }
@@ -320,7 +334,8 @@ impl State {
     #[must_use = "it is to be released"]
     pub(super) fn leave_line(&mut self, id: SlotId, caller: &Arc<Notify>) -> Option<Arc<Hold>> {
         let slot = self.slots.get_mut(id)?;
-        slot.line.retain(|waiting| !Arc::ptr_eq(waiting, caller));
+        slot.line
+            .retain(|waiter| !Arc::ptr_eq(&waiter.caller, caller));
         let is_free = slot.turn.is_none();
         is_free.then(|| self.pass_turn(id)).flatten()
     }
