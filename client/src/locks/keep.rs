@@ -12,17 +12,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::locks::table::Turn;
-use crate::locks::{Context, Held, Hold, HoldOptions, SlotId, State};
+use crate::locks::{Context, Held, Hold, KeptKey, SlotId, State};
 use crate::task;
-
-/// Calls that ask for other terms are strangers to each other: one would have what the other asked
-/// for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct KeptKey {
-    pub(crate) name: Arc<[u8]>,
-    pub(crate) options: HoldOptions,
-    pub(crate) idle: Duration,
-}
 
 /// Since when a lock is idle, and a number.
 pub(super) type Place = (Instant, u64);

@@ -12,8 +12,8 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locked;
-use crate::locks::keep::{KeptKey, Place, is_fit};
-use crate::locks::{Helds, Hold, Request, Target};
+use crate::locks::keep::{Place, is_fit};
+use crate::locks::{Helds, Hold, KeptKey, Request, Target};
 use crate::wire::{Event, Kind, Sending, Session};
 
 /// The slots of all owners of a client, at all nodes: a lock may move from one node to another.
