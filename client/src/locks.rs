@@ -10,9 +10,6 @@
 //! 5. In another life of the session, or at another node, holds are renewed by their tokens and
 //!    waits asked for again. There is no other way back.
 
-mod terms;
-pub(crate) use terms::{HoldOptions, KeptKey};
-
 mod owner;
 pub use owner::Owner;
 
@@ -20,7 +17,7 @@ mod wanted;
 use wanted::Wanted;
 
 pub(crate) mod hold;
-pub(crate) use hold::{Hold, Target};
+pub(crate) use hold::{Hold, HoldOptions, Target};
 
 // These three name each other: a client has pending calls, a call has guards, a guard its client.
 mod table;
@@ -49,3 +46,4 @@ mod listen;
 pub(crate) use listen::wanted;
 
 mod keep;
+pub(crate) use keep::KeptKey;

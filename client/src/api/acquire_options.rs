@@ -46,13 +46,14 @@ impl AcquireOptions {
         }
         let owner = self.owner.clone();
         let mut owner = owner.unwrap_or_else(|| self.context.owner());
-        owner.kept = kept.map(Arc::new);
+        owner.is_kept = kept.is_some();
         let request = Request {
             owner,
             names: self.names.clone(),
             mode,
             options: self.hold_options(),
             wait_mode,
+            kept: kept.map(Arc::new),
         };
         let parts = self.context.router.parts(&self.names);
         if parts.len() > 1 {
@@ -79,7 +80,7 @@ impl AcquireOptions {
         Err(Error::refused(match &self.owner {
             _ if self.names.is_empty() => "several locks at once need a name",
             // It would be entered beside the guard that has it then.
-            Some(owner) if owner.kept.is_some() => {
+            Some(owner) if owner.is_kept => {
                 "the owner is that of a kept lock, which others use next"
             }
             Some(_) if self.kept_for.is_some() => {

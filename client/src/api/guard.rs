@@ -225,6 +225,7 @@ impl Guard<Write> {
             mode: Mode::Read,
             options: hold.options_left(Instant::now()),
             wait_mode: WaitMode::None,
+            kept: None,
         };
         let reader = acquire(self.context(), request).await.map(Guard::of);
         // Held until now, and so when the reading began.

@@ -86,7 +86,7 @@ impl Context {
         let (subject, session) = (target.subject(), node.session.name());
         let names = call.slots.iter().map(|(name, _)| name);
         let mut cmd = request::acquire(subject, names, lease, wait_mode, session);
-        if call.request.owner.kept.is_some() {
+        if call.request.owner.is_kept {
             // Ask with the ACQUIRE itself: if WANTED were sent after the grant, a caller refused in
             // between would not be reported.
             cmd.arg("WANTED");
@@ -280,7 +280,7 @@ impl Context {
                 |event: &&Event| hold.token == event.token && *hold.target.name == *event.name;
             let early = call.early.iter().filter(is_meant);
             early.for_each(|event| hold.apply(event));
-            match &call.request.owner.kept {
+            match &call.request.kept {
                 None => self.pass_turn(*slot),
                 Some(key) => keep::watch(self, *slot, hold, key.idle),
             }

@@ -14,8 +14,8 @@ use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locks::table::{NamedSlots, Outlook, Turn};
 use crate::locks::{
-    Aim, Call, CallId, Context, Held, Helds, Hold, HoldOptions, Owner, Phase, SlotId, State,
-    Target, renew,
+    Aim, Call, CallId, Context, Held, Helds, Hold, HoldOptions, KeptKey, Owner, Phase, SlotId,
+    State, Target, renew,
 };
 use crate::wire::{Mode, WaitMode};
 use crate::{metrics, trace};
@@ -29,6 +29,8 @@ pub(crate) struct Request {
     pub(crate) mode: Mode,
     pub(crate) options: HoldOptions,
     pub(crate) wait_mode: WaitMode,
+    /// If the lock is kept for its next use: on which terms.
+    pub(crate) kept: Option<Arc<KeptKey>>,
 }
 
 impl Request {
@@ -227,7 +229,7 @@ impl Caller {
                     continue;
                 };
                 let mut part = Held::new(&context, hold, id);
-                if self.request.owner.kept.is_some() {
+                if self.request.kept.is_some() {
                     part.is_next_use(state);
                 }
                 helds.push(part);
@@ -259,16 +261,15 @@ impl Caller {
     /// The step that must come before it can begin; none if it can begin now.
     fn is_not_yet(&mut self, state: &mut State, now: Instant) -> Option<Step> {
         if self.slots.is_empty() {
-            let request = &self.request;
-            let slots = request.names.iter().map(|name| {
-                let slot = state.slot(request.target(name));
+            let slots = self.request.names.iter().map(|name| {
+                let target = self.request.target(name);
+                let slot = match &self.request.kept {
+                    None => state.slot(&target),
+                    Some(key) => state.kept_slot(key, &target),
+                };
                 (Arc::clone(name), slot)
             });
             self.slots = slots.collect();
-            let first = self.slots.first().and_then(|(_, slot)| state.at(*slot));
-            if let Some(slot) = first {
-                self.request.owner = slot.target.owner.clone();
-            }
         }
         if let Some(before) = state.outlook(&self.slots, self.line.as_ref()) {
             return Some(Step::Wait(before));

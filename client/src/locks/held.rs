@@ -54,7 +54,7 @@ impl Held {
     /// Whether callers of this process wait for it, where it is kept.
     pub(crate) fn is_waited_for_here(&self) -> bool {
         let has_line = |state: &mut State| state.at(self.slot).is_some_and(|slot| slot.has_line());
-        self.hold.target.owner.kept.is_some() && self.context.table.with(has_line)
+        self.hold.target.owner.is_kept && self.context.table.with(has_line)
     }
 
     /// Gives it back at once, and tells how that went.
@@ -74,7 +74,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if !self.stays && self.hold.target.owner.kept.is_some() {
+        if !self.stays && self.hold.target.owner.is_kept {
             // As if another client wanted it, it is not kept.
             self.hold.is_wanted();
         }
@@ -103,7 +103,7 @@ impl Context {
             Some(left) => self.send_release(&left, slot, report),
             None => tell(&mut report, Ok(())),
         }
-        if hold.target.owner.kept.is_some() {
+        if hold.target.owner.is_kept {
             self.make_room();
         }
     }

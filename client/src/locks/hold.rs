@@ -10,10 +10,19 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::{Error, LostReason};
-use crate::locks::{HoldOptions, Owner, Wanted};
+use crate::locks::{Owner, Wanted};
 use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
 use crate::wire::{Mode, Sending, Session, Subject};
 use crate::{locked, metrics, trace};
+
+/// The terms of a hold, as its first guard has settled them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct HoldOptions {
+    pub(crate) lease: Duration,
+    /// Whether the watchdog renews it.
+    pub(crate) renewed: bool,
+    pub(crate) max_hold: Option<Duration>,
+}
 
 /// One owner at one lock.
 #[derive(Clone, Debug)]
@@ -88,7 +97,7 @@ impl Hold {
             was_refused: AtomicBool::new(false),
             changed: Notify::new(),
             // The ACQUIRE of a kept lock asks for WANTED already.
-            wanted: Wanted::new(target.owner.kept.is_some()),
+            wanted: Wanted::new(target.owner.is_kept),
             guards: AtomicUsize::new(1),
             renewing: OnceLock::new(),
             span,

@@ -3,7 +3,7 @@
 //!
 //! A kept lock has one slot for all callers of the process. A guard has the turn there for as long
 //! as it has the lock, so the callers exclude each other without the server, and one of them at a
-//! time asks it, as the owner that they share.
+//! time asks it, as an owner of its own.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -12,8 +12,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::locks::table::Turn;
-use crate::locks::{Context, Held, Hold, KeptKey, SlotId, State};
+use crate::locks::{Context, Held, Hold, HoldOptions, SlotId, State};
 use crate::task;
+
+/// Calls that ask for other terms are strangers to each other: one would have what the other asked
+/// for.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct KeptKey {
+    pub(crate) name: Arc<[u8]>,
+    pub(crate) options: HoldOptions,
+    pub(crate) idle: Duration,
+}
 
 /// Since when a lock is idle, and a number.
 pub(super) type Place = (Instant, u64);

@@ -5,8 +5,6 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::locks::KeptKey;
-
 /// The owner of a lock: the client's id and a number, `<client uuid>:<number>`.
 ///
 /// Each `lock()` is its own owner, so two of them exclude each other even within one task, and the
@@ -37,8 +35,8 @@ use crate::locks::KeptKey;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     pub(crate) name: Arc<str>,
-    /// If it is the owner of a kept lock, whose guards use it one after the other: the terms.
-    pub(crate) kept: Option<Arc<KeptKey>>,
+    /// Whether it is the owner of a kept lock, whose guards use it one after the other.
+    pub(crate) is_kept: bool,
 }
 
 impl Owner {
@@ -50,7 +48,10 @@ impl Owner {
         text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
         // All of it is text.
         let name = str::from_utf8(&text).unwrap_or_default().into();
-        Self { name, kept: None }
+        Self {
+            name,
+            is_kept: false,
+        }
     }
 
     /// The owner as the server knows it: the field of the lock's hash.

@@ -12,8 +12,8 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locked;
-use crate::locks::keep::{Place, is_fit};
-use crate::locks::{Helds, Hold, KeptKey, Request, Target};
+use crate::locks::keep::{KeptKey, Place, is_fit};
+use crate::locks::{Helds, Hold, Request, Target};
 use crate::wire::{Event, Kind, Sending, Session};
 
 /// The slots of all owners of a client, at all nodes: a lock may move from one node to another.
@@ -46,8 +46,10 @@ impl Table {
     /// The holds that match.
     pub(crate) fn holds(&self, is: impl Fn(&Arc<Hold>) -> bool) -> Vec<Arc<Hold>> {
         self.with(|state| {
-            let slots = state.slots.iter();
-            let holds = slots.filter_map(|(_, slot)| slot.hold.as_ref());
+            let holds = state
+                .slots
+                .iter()
+                .filter_map(|(_, slot)| slot.hold.as_ref());
             holds.filter(|hold| is(hold)).cloned().collect()
         })
     }
@@ -76,14 +78,16 @@ pub(super) type SlotId = usize;
 /// The number of a call; it is never another's.
 pub(super) type CallId = u64;
 
-/// One owner at one lock in one mode. All callers of a kept lock share one owner.
+/// One owner at one lock in one mode. That of a kept lock is one owner's after the other's.
 pub(super) struct Slot {
-    pub(super) target: Target,
+    key: Key,
     /// As long as it has guards. One without is released before the next call asks.
     pub(super) hold: Option<Arc<Hold>>,
     pub(super) turn: Option<Turn>,
     /// Callers that wait for the turn. It is empty for most owners, which take one lock once.
     line: VecDeque<Waiter>,
+    /// If the lock is kept for its next use: on which terms.
+    kept: Option<Arc<KeptKey>>,
     /// Where it stands among the idle locks, if it is idle.
     pub(super) place: Option<Place>,
 }
@@ -160,7 +164,7 @@ pub(super) enum Phase {
 impl Slot {
     /// Whether the hold stays when nobody has the turn.
     fn stays(&self, hold: &Hold) -> bool {
-        match self.target.owner.kept {
+        match self.kept {
             Some(_) => is_fit(hold, Instant::now()),
             None => hold.has_guards(),
         }
@@ -207,7 +211,7 @@ impl Slot {
         self.line.pop_front();
         let hold = self.live(now).cloned()?;
         hold.gains_guard();
-        if self.target.owner.kept.is_none() {
+        if self.kept.is_none() {
             self.wake_first();
         }
         Some(hold)
@@ -225,25 +229,32 @@ impl State {
         self.numbers
     }
 
-    /// The slot of this owner, lock and mode, or of the lock that is kept on these terms, whose
-    /// owner is the one for which it was made. It is made on first use, and removed when it has no
-    /// hold and no turn.
-    pub(super) fn slot(&mut self, target: Target) -> SlotId {
-        let kept = target.owner.kept.clone();
-        if let Some(id) = kept.as_ref().and_then(|key| self.kept.get(key)) {
-            return *id;
-        }
+    /// The slot of this owner, lock and mode; made on first use. It is removed when it has no hold
+    /// and no turn.
+    pub(super) fn slot(&mut self, target: &Target) -> SlotId {
         let slots = &mut self.slots;
-        let id = *self.ids.entry(Key::of(&target)).or_insert_with(|| {
+        *self.ids.entry(Key::of(target)).or_insert_with_key(|key| {
             slots.insert(Slot {
-                target,
+                key: key.clone(),
                 hold: None,
                 turn: None,
                 line: VecDeque::new(),
+                kept: None,
                 place: None,
             })
-        });
-        kept.map(|key| self.kept.insert(key, id));
+        })
+    }
+
+    /// The slot of the lock that is kept on these terms. It is that of the owner who asked last.
+    pub(super) fn kept_slot(&mut self, key: &Arc<KeptKey>, target: &Target) -> SlotId {
+        if let Some(id) = self.kept.get(key) {
+            return *id;
+        }
+        let id = self.slot(target);
+        self.kept.insert(Arc::clone(key), id);
+        if let Some(slot) = self.slots.get_mut(id) {
+            slot.kept = Some(Arc::clone(key));
+        }
         id
     }
 
@@ -320,7 +331,7 @@ impl State {
         };
         // One that was here before is lost, and its guards give nothing back.
         let before = slot.hold.replace(Arc::clone(hold));
-        if slot.target.owner.kept.is_some() {
+        if slot.kept.is_some() {
             // Being kept counts as one guard more.
             hold.gains_guard();
             before.inspect(|before| before.loses_guard());
@@ -345,7 +356,7 @@ impl State {
     pub(super) fn release_first(&mut self, id: SlotId) -> Option<Arc<Hold>> {
         let slot = self.slots.get_mut(id)?;
         let hold = slot.hold.take()?;
-        if slot.target.owner.kept.is_some() {
+        if slot.kept.is_some() {
             hold.loses_guard();
         }
         if hold.is_gone() {
@@ -376,11 +387,10 @@ impl State {
             slot.wake_first();
         } else if slot.hold.is_none() {
             let slot = self.slots.remove(id);
-            self.ids.remove(&Key::of(&slot.target));
-            let kept = slot.target.owner.kept;
-            kept.and_then(|kept| self.kept.remove(&kept));
+            self.ids.remove(&slot.key);
+            slot.kept.and_then(|kept| self.kept.remove(&kept));
             slot.place.and_then(|place| self.idle.remove(&place));
-        } else if slot.target.owner.kept.is_some() {
+        } else if slot.kept.is_some() {
             let place = (Instant::now(), number);
             slot.place = Some(place);
             self.idle.insert(place, id);
@@ -388,11 +398,17 @@ impl State {
         None
     }
 
-    /// Adds a call, whose turn it is at its slots.
+    /// Adds a call, whose turn it is at its slots. That of a kept lock is its owner's from now on.
     pub(super) fn begin(&mut self, call: Call) -> CallId {
         let id = self.number();
-        for (_, slot) in &call.slots {
+        for (name, slot) in &call.slots {
             self.take_turn(*slot, Turn::Call(id));
+            if let Some(kept) = self.slots.get_mut(*slot).filter(|slot| slot.kept.is_some()) {
+                let key = Key::of(&call.request.target(name));
+                self.ids
+                    .remove(&std::mem::replace(&mut kept.key, key.clone()));
+                self.ids.insert(key, *slot);
+            }
         }
         self.calls.insert(id, call);
         id
@@ -408,7 +424,7 @@ impl State {
 }
 
 /// An owner at a lock in a mode, as events name it.
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
     name: Arc<[u8]>,
     owner: Arc<[u8]>,
