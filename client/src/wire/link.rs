@@ -165,7 +165,7 @@ impl Driver {
         });
         let (mut bindings, mut bound) = (pin!(bindings), None::<Bound>);
         let mut state = session.state.subscribe();
-        let (mut batch, mut is_closed) = (Vec::new(), false);
+        let (mut batch, mut is_closed, mut taken) = (Vec::new(), false, 0_usize);
         let mut alarm = pin!(sleep_until(self.heard));
         while !(is_closed && self.commands.is_empty() && self.in_flight.is_empty()) {
             match &bound {
@@ -185,15 +185,17 @@ impl Driver {
                     bound = tried.inspect_err(|error| self.could_not(error)).ok();
                     bound.is_some()
                 }
-                // Before the replies: the server works on these while callers hear of those. A
-                // flood of them ends when the task's budget is used up, which the replies do not
-                // need.
-                count = queue.recv_many(&mut batch, BATCH_MAX), if !is_closed => {
-                    is_closed = count == 0;
+                // Before the replies: the server works on these while callers hear of those. Not
+                // for ever: while many are handed over, the replies and the alarm have their turn.
+                count = queue.recv_many(&mut batch, BATCH_MAX),
+                    if !is_closed && taken < IN_A_ROW =>
+                {
+                    (is_closed, taken) = (count == 0, taken.saturating_add(1));
                     self.take(&mut batch);
                     true
                 }
                 Some(replies) = OptionFuture::from(first) => {
+                    taken = 0;
                     let is_of_use = self.answered(replies);
                     // Callers that were answered can send their next commands before the others are
                     // told, which keeps the server busy.
@@ -201,6 +203,10 @@ impl Driver {
                     is_of_use
                 }
                 () = alarm.as_mut(), if is_set => self.look(),
+                () = yield_now(), if taken >= IN_A_ROW => {
+                    taken = 0;
+                    true
+                }
             };
             if !is_of_use {
                 bound = None;
@@ -428,6 +434,10 @@ fn not_carried_out(reply: &Value, manner: Manner) -> Option<Error> {
 /// The most commands in one write. A larger batch delays its first reply, and leaves the server
 /// idle while the next batch is built; a smaller one costs more memory for each command.
 const BATCH_MAX: usize = 16;
+
+/// The most batches that are sent before replies are looked at. Tokio ends a task's turn after 128
+/// steps and looks at nothing more then, so in a longer row no reply would be heard.
+const IN_A_ROW: usize = 8;
 
 /// The number of commands that may wait for their answers.
 const UNANSWERED_MAX: usize = 100_000;
