@@ -31,22 +31,29 @@ impl Core {
     pub(super) async fn connected(&self) -> Result<(), QuorumError> {
         let routers = self.members.iter().map(|one| &one.context.router);
         let mut trying = pin!(join_all(routers.clone().map(|one| one.tried())));
-        let attached = routers.clone().map(|one| one.home(&[]));
-        let attached: FuturesUnordered<_> = attached
+        let servers = routers.clone().map(|one| one.home(&[]));
+        let mut reaching: FuturesUnordered<_> = servers
             .map(async |server| server.session.attached().await)
             .collect();
-        tokio::select! {
+        let mut all_tried = false;
+        // All are looked at each time: one that was reached may be gone again.
+        loop {
+            let answers: Answers = routers.clone().map(|one| one.trouble()).collect();
+            if done(&answers) >= self.need {
+                break;
+            }
+            if all_tried {
+                let kind = refusal(&answers, self.need);
+                return Err(self.error(kind, "could be connected to", answers));
+            }
+            tokio::select! {
+                _ = &mut trying => all_tried = true,
+                Some(()) = reaching.next() => {}
+            }
+        }
+        if !all_tried {
             // Servers that take longer join when they are connected.
-            _ = attached.take(self.need).count() => {
-                let _ = timeout(self.server_timeout, &mut trying).await;
-            }
-            _ = &mut trying => {
-                let answers: Answers = routers.map(|one| one.trouble()).collect();
-                if done(&answers) < self.need {
-                    let kind = refusal(&answers, self.need);
-                    return Err(self.error(kind, "could be connected to", answers));
-                }
-            }
+            let _ = timeout(self.server_timeout, trying).await;
         }
         self.all_different()
     }
@@ -103,7 +110,7 @@ impl Core {
 /// [`QuorumClient::lock`](crate::QuorumClient::lock). Cheap to clone; nothing is taken until one of
 /// its verbs is called.
 ///
-/// A try asks all servers at once and takes what is free. It never waits in a server's queue,
+/// A try asks all servers at once for the lock. It never waits in a server's queue,
 /// because two clients that each hold a part and wait for the other's would wait for ever. If no
 /// majority has granted it, the client releases all grants and tries again after a random pause of
 /// at most 200 ms. So waiters have no order: the first one to try after a release gets the lock.

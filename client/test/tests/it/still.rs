@@ -3,9 +3,10 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use rlock_client::{Client, ClientBuilder, Error};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use rlock_client::{Client, ClientBuilder, Error, ErrorKind, QuorumClient};
 use rlock_test::{Direction, Host, Moment};
-use tokio::task::yield_now;
+use tokio::task::{spawn_local, yield_now};
 use tokio::time::{sleep, timeout};
 
 const LEASE: Duration = Duration::from_secs(2);
@@ -199,4 +200,54 @@ fn a_server_that_dies_at_a_moment_has_done_what_came_before_it() -> Result<(), E
         })?;
     }
     Ok(())
+}
+
+/// The server that was reached first is gone when the second one is there: they are no majority.
+#[test]
+fn a_quorum_does_not_count_a_server_that_was_there_and_is_gone() {
+    rlock_test::run(1, async |network| {
+        let servers = ["one", "two", "three"].map(|name| network.server(&format!("{name}:6379")));
+        servers[1].pause();
+        servers[2].pause();
+        let settings = Client::builder().response_timeout(Duration::from_secs(2));
+        let settings = settings.dial(network.host().dial());
+        let builder = QuorumClient::builder().settings(settings);
+        let urls = ["redis://one", "redis://two", "redis://three"];
+        let connecting = spawn_local(async move { builder.connect(urls).await });
+        sleep(Duration::from_millis(200)).await;
+        servers[0].crash(true);
+        sleep(Duration::from_millis(200)).await;
+        servers[1].resume();
+        let refused = connecting.await.expect("it ends").err();
+        let kind = refused.map(|error| error.kind());
+        assert_eq!(kind, Some(ErrorKind::Unavailable));
+    });
+}
+
+/// Many commands are handed over in one moment, and their replies come from the first on: they are
+/// heard while the rest is sent.
+#[test]
+fn replies_are_heard_while_many_commands_are_handed_over() -> Result<(), Error> {
+    const MANY: u64 = 6_000;
+    rlock_test::run(1, async |network| {
+        let server = network.server("one:6379");
+        let host = network.host();
+        host.set_latency(Duration::ZERO);
+        let settings = Client::builder().dial(host.dial());
+        let client = settings.connect("redis://one").await?;
+        let before = server.stats().commands;
+        let mut calls = FuturesUnordered::new();
+        for number in 0..MANY {
+            let lock = client.lock(format!("k{number}"));
+            calls.push(async move { lock.try_lock().await });
+        }
+        let first = calls.next().await.expect("one of them")?;
+        let carried_out = server.stats().commands - before;
+        assert!(
+            carried_out < MANY / 4,
+            "the first one waited for {carried_out}"
+        );
+        drop(first);
+        Ok(())
+    })
 }
