@@ -81,6 +81,7 @@ impl Hold {
         let begun = by.at;
         let cap = options.max_hold.and_then(|max| begun.checked_add(max));
         let (since, length) = (begun, options.lease);
+        let (ends, until) = bounds(Lease { since, length }, cap);
         let span = trace::hold(target.shown(), &target.owner, target.mode, token);
         Arc::new(Self {
             token,
@@ -88,7 +89,8 @@ impl Hold {
             begun,
             cap,
             validity: Mutex::new(Validity {
-                lease: Lease { since, length },
+                ends,
+                until,
                 by,
                 is_unacknowledged: false,
             }),
@@ -145,24 +147,14 @@ impl Hold {
 
     /// The end of the lease, if the server's clock runs like ours.
     fn lease_end(&self) -> Instant {
-        let end = locked(&self.validity).lease.ends();
-        self.cap.map_or(end, |cap| cap.min(end))
-    }
-
-    /// The end of our confidence in the lease.
-    fn valid_until(&self) -> Instant {
-        let until = valid_until(locked(&self.validity).lease);
-        let cap = self
-            .cap
-            .and_then(|cap| cap.checked_sub(drift(Duration::ZERO)));
-        cap.map_or(until, |cap| cap.min(until))
+        locked(&self.validity).ends
     }
 
     /// When it is lost unless something more is heard.
     pub(crate) fn end(&self) -> Instant {
-        let session = locked(&self.validity).by.confidence.until();
-        let until = self.valid_until();
-        session.map_or(until, |session| session.min(until))
+        let validity = locked(&self.validity);
+        let session = validity.by.confidence.until();
+        session.map_or(validity.until, |session| session.min(validity.until))
     }
 
     /// The same, for a guard. A task that waits for the loss has a timer, which a renewal may have
@@ -189,7 +181,7 @@ impl Hold {
         let slack = MILLI.saturating_add(MILLI);
         let ends = self.lease_end().checked_add(slack);
         let is_capped = |cap| ends.is_none_or(|ends| ends >= cap);
-        if now < self.valid_until() {
+        if now < locked(&self.validity).until {
             LostReason::SessionUnconfirmed
         } else if self.cap.is_some_and(is_capped) {
             LostReason::MaxHold
@@ -232,6 +224,11 @@ impl Hold {
 
     pub(crate) fn is_of(&self, session: &Arc<Session>) -> bool {
         Arc::ptr_eq(&locked(&self.validity).by.session, session)
+    }
+
+    /// Whether the session that confirms it is connected, and would hear of its loss.
+    pub(crate) fn is_watched(&self) -> bool {
+        locked(&self.validity).by.is_watched()
     }
 
     /// Whether the session has begun anew since this was confirmed.
@@ -300,11 +297,10 @@ impl Hold {
             validity.is_unacknowledged = acknowledged.is_err();
         }
         let since = by.at;
-        let lease = Lease { since, length };
+        let (ends, until) = bounds(Lease { since, length }, self.cap);
         // A late reply does not shorten the validity.
-        let is_longer = valid_until(lease) > valid_until(validity.lease);
-        if matches!(acknowledged, Some(Ok(()))) && is_longer {
-            validity.lease = lease;
+        if matches!(acknowledged, Some(Ok(()))) && until > validity.until {
+            (validity.ends, validity.until) = (ends, until);
         }
         // The renewal that was sent last says which node confirms the hold: after a move the former
         // node must not count any more.
@@ -315,15 +311,25 @@ impl Hold {
     }
 }
 
-/// Until when a hold may be called held, but for the longest hold. Time is an argument.
+/// Until when a hold may be called held. Time is an argument.
 #[derive(Debug)]
 struct Validity {
-    /// The lease that ends last.
-    lease: Lease,
+    /// The end of the lease that ends last, and that of our confidence in it.
+    ends: Instant,
+    until: Instant,
     /// By whose word it is held, and since when that is confirmed.
     by: Sending,
     /// Whether the last renewal that was to be acknowledged was not.
     is_unacknowledged: bool,
+}
+
+/// The end of a lease, if the server's clock runs like ours, and that of our confidence in it;
+/// neither is later than that of the longest hold.
+fn bounds(lease: Lease, cap: Option<Instant>) -> (Instant, Instant) {
+    let (ends, until) = (lease.ends(), valid_until(lease));
+    let cap_until = cap.and_then(|cap| cap.checked_sub(drift(Duration::ZERO)));
+    let earlier = |one: Instant, cap: Option<Instant>| cap.map_or(one, |cap| cap.min(one));
+    (earlier(ends, cap), earlier(until, cap_until))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! as it has the lock, so the callers exclude each other without the server, and one of them at a
 //! time asks it, as an owner of its own.
 
+use std::hash::{Hash, Hasher};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -17,11 +18,18 @@ use crate::task;
 
 /// Calls that ask for other terms are strangers to each other: one would have what the other asked
 /// for.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct KeptKey {
     pub(crate) name: Arc<[u8]>,
     pub(crate) options: HoldOptions,
     pub(crate) idle: Duration,
+}
+
+impl Hash for KeptKey {
+    /// The name alone: few locks are kept on several terms.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
 }
 
 /// Since when a lock is idle, and a number.
@@ -31,8 +39,7 @@ pub(super) type Place = (Instant, u64);
 /// needs half of its lease and of its longest hold. The session must be connected, or a loss would
 /// be heard too late.
 pub(super) fn is_fit(hold: &Hold, now: Instant) -> bool {
-    let is_heard_of = hold.session().is_attached() && !hold.is_of_former_life();
-    is_heard_of && may_be_kept(hold, now) && hold.leaves_half(now)
+    hold.is_watched() && may_be_kept(hold, now) && hold.leaves_half(now)
 }
 
 /// Whether the lock may be kept: it is still held, and no other client wants it.

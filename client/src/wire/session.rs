@@ -351,6 +351,12 @@ impl Sending {
         Self { confidence, ..self }
     }
 
+    /// Whether the session is connected, and has not begun anew since.
+    pub(crate) fn is_watched(&self) -> bool {
+        let state = self.session.state.borrow();
+        state.is_attached() && state.life() == Some(self.confidence.life)
+    }
+
     /// Whether the session has begun anew since.
     pub(crate) fn is_of_former_life(&self) -> bool {
         self.session.life() != Some(self.confidence.life)
