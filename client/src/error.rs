@@ -199,6 +199,12 @@ impl Error {
         }
     }
 
+    /// The same error; the command waits for a session that is not there yet.
+    pub(crate) fn without_session(self) -> Self {
+        let code = Code::NoSession;
+        Self { code, ..self }
+    }
+
     /// Not sent: the session is attached to another server than the commands go to just now.
     pub(crate) fn elsewhere() -> Self {
         Self {

@@ -4,7 +4,6 @@ mod node;
 pub(crate) use node::Node;
 
 mod map;
-use map::Map;
 pub(crate) use map::slot_of;
 
 mod router;

@@ -84,6 +84,7 @@ mod client_guard; // commands that are run only while its guard is held
 mod client_keep; // locks that it keeps for their next use
 mod client_late; // what arrives when nobody waits for it any more
 mod client_leader; // leader election, with processes that are killed
+mod client_moves; // slots that move while answers are lost or late
 mod client_multi; // several locks at once
 mod client_overlap; // single and several locks of a scope that overlap, when something goes wrong
 mod client_owner; // what one owner's calls and guards do to each other

@@ -155,11 +155,16 @@ impl Context {
 
     /// The ACQUIRE was refused, or its reply says nothing.
     fn on_refusal(&self, call: &mut Call, error: Error, is_again: bool) -> Next {
+        if error.code() == Code::TryAgain && call.request.wait_mode.waits() {
+            // The server is there, and the keys of the lock are on their way to each other.
+            (call.since, call.tries) = (Instant::now(), 0);
+        }
         let is_late = !call.was_queued && call.since.elapsed() >= self.router.response_timeout;
         let there = self.router.redirected(&error);
         let is_sent_on = error.redirect().is_some() && self.router.are_several();
         let may_pass = call.was_queued || matches!(error.code(), Code::Elsewhere | Code::TryAgain);
         match there {
+            Some(route) if call.has_tries() => return Next::Ask(Some(route)),
             _ if is_late => {}
             // Decided under the table's lock, as `moved` looks at calls: a node that is replaced
             // before this is seen here, and one that is replaced after it finds the call refused.
@@ -171,7 +176,6 @@ impl Context {
                 call.phase = Phase::Refused;
                 return Next::Refused;
             }
-            Some(route) if call.has_tries() => return Next::Ask(Some(route)),
             _ if is_sent_on || may_pass && error.is_unavailable() => return Next::Pause,
             _ => {}
         }
@@ -340,12 +344,18 @@ impl Call {
 
     /// A grant can be counted on. If word of it came late, as to a process that was stopped, or
     /// under another life of the session, it is asked for again, which takes nothing more.
+    ///
+    /// So is one behind `ASKING`, once: the command may have come late, when the slot had gone back
+    /// and was on its way once more. Then the node that serves the slot may have granted the lock
+    /// to another owner. If it sends us there again, the lock is not with it.
     fn granted(&mut self, token: u64, by: Sending) -> Next {
+        let was_ahead = self.ahead.replace(token) == Some(token);
         let lease = self.request.options.lease;
         let is_late = by.at.elapsed().saturating_mul(FRESH_PART) > lease;
         let until = by.confidence.until();
         let is_lost = until.is_some_and(|until| until <= Instant::now());
-        if by.is_of_former_life() || is_late || is_lost {
+        let is_stray = by.asking && !was_ahead;
+        if by.is_of_former_life() || is_late || is_lost || is_stray {
             // Without a pause where it can help: a short lease would end meanwhile.
             let again = if is_lost {
                 Next::Pause

@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::{Error, LostReason};
 use crate::locks::{Owner, Wanted};
 use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
-use crate::wire::{Mode, Sending, Session, Subject};
+use crate::wire::{Confidence, Mode, Sending, Session, Subject, Tied};
 use crate::{locked, metrics, trace};
 
 /// The terms of a hold, as its first guard has settled them.
@@ -92,6 +93,7 @@ impl Hold {
                 ends,
                 until,
                 by,
+                or_by: SmallVec::new(),
                 is_unacknowledged: false,
             }),
             lost: OnceLock::new(),
@@ -153,8 +155,9 @@ impl Hold {
     /// When it is lost unless something more is heard.
     pub(crate) fn end(&self) -> Instant {
         let validity = locked(&self.validity);
-        let session = validity.by.confidence.until();
-        session.map_or(validity.until, |session| session.min(validity.until))
+        let sessions = std::iter::once(&validity.by.confidence).chain(&validity.or_by);
+        let sessions = sessions.filter_map(|session| session.until());
+        sessions.fold(validity.until, Instant::min)
     }
 
     /// The same, for a guard. A task that waits for the loss has a timer, which a renewal may have
@@ -306,8 +309,19 @@ impl Hold {
         // node must not count any more.
         if since >= validity.by.at {
             validity.by = by.at_present();
+            validity.or_by.clear();
         }
         Ok(())
+    }
+}
+
+impl Tied for Hold {
+    fn may_be_tied(&self, confidence: &Arc<Confidence>) {
+        let mut validity = locked(&self.validity);
+        let is_known = |known: &Arc<Confidence>| Arc::ptr_eq(known, confidence);
+        if !is_known(&validity.by.confidence) && !validity.or_by.iter().any(is_known) {
+            validity.or_by.push(Arc::clone(confidence));
+        }
     }
 }
 
@@ -319,6 +333,11 @@ struct Validity {
     until: Instant,
     /// By whose word it is held, and since when that is confirmed.
     by: Sending,
+    /// The sessions to which renewals were sent since, and no answer says who holds it. Each of
+    /// them may hold it by now, and its server ends it with that session. Without these a guard
+    /// counted on the node that its slot had left: the test is
+    /// `client_moves::an_unanswered_renewal_at_the_new_node_makes_no_second_owner`.
+    or_by: SmallVec<[Arc<Confidence>; 1]>,
     /// Whether the last renewal that was to be acknowledged was not.
     is_unacknowledged: bool,
 }
@@ -345,6 +364,7 @@ pub(crate) mod tests {
         Sending {
             at,
             again: false,
+            asking: false,
             session: session(grace),
             confidence: Confidence::new(1, at, grace),
         }

@@ -11,8 +11,9 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::error::{Error, LostReason};
 use crate::locks::held::{Report, tell};
 use crate::locks::{Context, Hold};
+use crate::topology::Route;
 use crate::wire::reply::{read_by, read_renewed};
-use crate::wire::{Manner, Outcome, Request, Sending, request};
+use crate::wire::{Manner, Outcome, Request, Sending, Tied, request};
 use crate::{Backoff, metrics};
 
 /// The purpose of a renewal. It matters only with [`Acknowledger`]; without one, `Hold` and `Lease`
@@ -38,13 +39,17 @@ pub(crate) async fn ask(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) -> R
         let turn = timeout(limit, hold.turn().lock_owned()).await;
         let busy = |_| context.trouble_or("an earlier renewal is not answered");
         let (report, outcome) = oneshot::channel();
-        start(context, hold, aim, turn.map_err(busy)?, Some(report));
+        start(context, hold, aim, turn.map_err(busy)?, Some(report), None);
         match outcome.await.unwrap_or_else(|_| Err(Error::shut_down())) {
-            // The session connection has broken, and is there again in a moment.
-            Err(error) if error.code().is_without_session() && since.elapsed() < limit => {
+            // The session connection has broken, and is there again in a moment; or the lock is at
+            // a node of which nobody has told yet.
+            Err(error)
+                if (error.code().is_without_session() || error.redirect().is_some())
+                    && since.elapsed() < limit =>
+            {
                 sleep(pauses.next()).await;
             }
-            told => return told,
+            told => return told.map_err(Error::misdirected),
         }
     }
 }
@@ -60,7 +65,7 @@ pub(super) fn all(context: &Arc<Context>, which: impl Fn(&Arc<Hold>) -> bool) {
 pub(super) fn one(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) {
     let is_over = !hold.has_guards() || hold.lost(Instant::now()).is_some();
     if !is_over && let Ok(turn) = hold.turn().try_lock_owned() {
-        start(context, hold, aim, turn, None);
+        start(context, hold, aim, turn, None, None);
     }
 }
 
@@ -72,10 +77,16 @@ fn start(
     aim: Aim,
     turn: OwnedMutexGuard<()>,
     report: Report,
+    there: Option<Route>,
 ) {
     let now = Instant::now();
     let length = hold.lease_to_ask(aim == Aim::Anew, now);
-    let node = context.router.home(&hold.target.name);
+    let is_sent_on = there.is_some();
+    let home = || Route {
+        node: context.router.home(&hold.target.name),
+        asking: false,
+    };
+    let Route { node, asking } = there.unwrap_or_else(home);
     let wanted = hold.wanted.asks();
     let (target, session) = (&hold.target, &node.session);
     let (subject, is_wanted) = (target.subject(), wanted.is_some());
@@ -83,6 +94,8 @@ fn start(
     let mut renewing = Renewing {
         context: Arc::downgrade(context),
         hold: Arc::clone(hold),
+        aim,
+        is_sent_on,
         turn: Some(turn),
         length,
         wanted,
@@ -98,23 +111,25 @@ fn start(
             }
         });
         let request = Request::new(cmd, &target.name, Manner::Twice, then);
-        return node.link.send(request);
+        return node.link.send(request.tying(Arc::<Hold>::clone(hold)));
     };
     let Some(confidence) = session.present() else {
-        return renewing.told(Err(session.trouble()), None);
+        return renewing.told(Err(session.trouble().without_session()), None);
     };
     let sending = Sending {
         at: now,
         again: false,
+        asking,
         session: Arc::clone(session),
         confidence,
     };
+    hold.may_be_tied(&sending.confidence);
     let then = Box::new(move |answer: Result<_, _>| {
         let told = answer.map(|(is_held, by_enough)| (is_held, Some(by_enough)));
         renewing.told(told, Some(sending.clone()));
     });
     // If its task is gone, so is the runtime; the dropped callback then tells the caller.
-    let _ = acknowledger.send((cmd, then));
+    let _ = acknowledger.send((cmd, asking, then));
 }
 
 /// Whether it is held, and if the lease had to be acknowledged, whether enough copies have it.
@@ -124,6 +139,9 @@ type Renewed = (bool, Option<Result<(), Error>>);
 struct Renewing {
     context: Weak<Context>,
     hold: Arc<Hold>,
+    aim: Aim,
+    /// Whether a node has named this one for it.
+    is_sent_on: bool,
     /// One command is under way for a hold at a time.
     turn: Option<OwnedMutexGuard<()>>,
     length: Duration,
@@ -135,6 +153,17 @@ struct Renewing {
 impl Renewing {
     /// It was answered, and by whose word and since when the hold is confirmed.
     fn told(&mut self, answer: Result<Renewed, Error>, sending: Option<Sending>) {
+        if let Err(error) = &answer
+            && error.redirect().is_some()
+            && let Some(context) = self.context.upgrade()
+            && let Some(there) = context.router.redirected(error)
+            && !self.is_sent_on
+            && let Some(turn) = self.turn.take()
+        {
+            // The link would have followed it; this one waits for copies.
+            let report = self.report.take();
+            return start(&context, &self.hold, self.aim, turn, report, Some(there));
+        }
         drop(self.turn.take());
         metrics::renewed(answer.as_ref().ok().map(|(is_held, _)| *is_held));
         if let (Some(_), Err(error)) = (self.wanted, &answer) {

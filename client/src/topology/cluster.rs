@@ -9,7 +9,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{sleep, timeout};
 
 use crate::chance::random;
-use crate::topology::Map;
+use crate::topology::map::{Map, is_stranger};
 use crate::topology::{Node, Route, Router, slot_of};
 use crate::wire::reply::{read_redirect, read_slots};
 use crate::wire::{Connector, Id, NAMELESS, Range, request};
@@ -44,7 +44,7 @@ impl Router {
         let mut map = locked(&self.map);
         let home = map.slots.get(&slot_of(name));
         let id = home.or_else(|| map.nodes.keys().next()).cloned();
-        self.node(&mut map, &id.unwrap_or_else(|| Id::from("")))
+        self.node(&mut map, &id.unwrap_or_else(|| Id::from(":")))
     }
 
     fn node(&self, map: &mut Map, id: &Id) -> Arc<Node> {
@@ -55,7 +55,7 @@ impl Router {
             let address = addresses.get(id).and_then(|known| known.first());
             let connector = address.map(|address| self.first.other(address));
             let connector = connector.unwrap_or_else(|| self.first.clone());
-            let told = Some(Arc::clone(id)).filter(|id| !id.is_empty());
+            let told = Some(Arc::clone(id)).filter(|id| !is_stranger(id));
             Node::start(connector, told, &self.identity)
         };
         Arc::clone(nodes.entry(Arc::clone(id)).or_insert_with(start))
@@ -63,8 +63,11 @@ impl Router {
 
     pub(super) fn follow(&self, redirect: &str) -> Option<Route> {
         let (asking, host, port) = read_redirect(redirect)?;
+        let host = host.filter(|host| *host != NAMELESS);
         let mut map = locked(&self.map);
-        let id = map.at(host.filter(|host| *host != NAMELESS), port)?;
+        let host_of_stranger = host.filter(|_| asking);
+        let id = map.at(host, port);
+        let id = id.or_else(|| Some(map.stranger(host_of_stranger?, port)))?;
         let node = self.node(&mut map, &id);
         Some(Route { node, asking })
     }

@@ -44,11 +44,26 @@ impl Map {
         runs.into_iter().cloned().collect()
     }
 
+    /// A node that no map has named: it serves nothing yet, and the first slot is on its way there.
+    /// It is known by its address until a map has its id.
+    pub(super) fn stranger(&mut self, host: &str, port: u16) -> Id {
+        let id = Id::from(format!(":{host}:{port}"));
+        let host = host.into();
+        let address = Address { host, port };
+        self.addresses.insert(Arc::clone(&id), vec![address]);
+        id
+    }
+
     /// Leaves the nodes that serve nothing any more, or are at another address by now.
     fn retire(&mut self, moved: &mut BTreeSet<u16>) {
         let serving = self.serving();
         let (addresses, slots) = (&mut self.addresses, &self.slots);
-        addresses.retain(|id, _| serving.contains(id));
+        let named = serving.iter().filter_map(|id| addresses.get(id)).flatten();
+        let named: BTreeSet<_> = named.cloned().collect();
+        addresses.retain(|id, known| {
+            let is_new = || known.iter().all(|address| !named.contains(address));
+            serving.contains(id) || is_stranger(id) && is_new()
+        });
         self.nodes.retain(|id, node| {
             let known = addresses.get(id);
             let stays =
@@ -74,6 +89,11 @@ impl Map {
         let is_only = host.is_some() || there.next().is_none();
         is_only.then(|| Arc::clone(only))
     }
+}
+
+/// Whether this is the address of a node in place of its id.
+pub(super) fn is_stranger(id: &Id) -> bool {
+    id.starts_with(':')
 }
 
 /// The slot of a name, or of the part between its first `{` and the next `}` if that is not empty,

@@ -7,7 +7,8 @@ use tokio::sync::Notify;
 
 use crate::error::Error;
 use crate::locked;
-use crate::topology::{Map, Node, slot_of};
+use crate::topology::Node;
+use crate::topology::map::{Map, slot_of};
 use crate::wire::{Connector, Identity, Session};
 
 /// The servers of a client: one, or the nodes of a cluster.

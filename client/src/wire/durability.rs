@@ -39,7 +39,10 @@ impl Durability {
 /// Takes renewals to a task that waits on a connection of its own, until enough copies have them,
 /// and so the grants before them. One is queued at once; a wait in progress ends first. The task
 /// ends with this.
-pub(crate) type Acknowledger = mpsc::UnboundedSender<(Cmd, Acknowledged)>;
+pub(crate) type Acknowledger = mpsc::UnboundedSender<Renewal>;
+
+/// A renewal, whether it goes behind an `ASKING`, and who hears the answer.
+pub(crate) type Renewal = (Cmd, bool, Acknowledged);
 
 /// Hears the answer to a renewal: whether the lock is still held, and an error unless enough copies
 /// have the renewal.
@@ -56,7 +59,7 @@ pub(crate) fn acknowledger(session: &Arc<Session>, durability: Durability) -> Ac
 async fn run(
     session: Arc<Session>,
     durability: Durability,
-    mut queue: mpsc::UnboundedReceiver<(Cmd, Acknowledged)>,
+    mut queue: mpsc::UnboundedReceiver<Renewal>,
 ) {
     let limit = session.response_timeout();
     let limit = limit.saturating_add(durability.within);
@@ -66,7 +69,16 @@ async fn run(
         // Those that are handed over in one go share this wait.
         drop(session.identity.gathering.lock().await);
         batch.extend(std::iter::from_fn(|| queue.try_recv().ok()));
-        let (renewals, callers): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
+        let mut pipeline = Pipeline::with_capacity(batch.len().saturating_add(1));
+        let callers = batch.drain(..).map(|(renewal, asking, then)| {
+            if asking {
+                pipeline.cmd("ASKING");
+            }
+            pipeline.add_command(renewal);
+            (asking, then)
+        });
+        let callers: Vec<_> = callers.collect();
+        pipeline.add_command(request::wait_for_copies(durability));
         let asked: Result<(Vec<Value>, _), Error> = async {
             // A connection that is not known to be broken is used again.
             present.take_if(|one| one.over().now_or_never().is_some());
@@ -76,11 +88,6 @@ async fn run(
                 pace.keep(PAUSE_MAX).await;
                 session.connector.open().await?
             };
-            let mut pipeline = Pipeline::with_capacity(renewals.len().saturating_add(1));
-            for renewal in renewals {
-                pipeline.add_command(renewal);
-            }
-            pipeline.add_command(request::wait_for_copies(durability));
             let replies = timeout(limit, connection.socket.send(Arc::new(pipeline))).await;
             // A missing reply may come late, so the next wait needs another connection.
             let mut replies = replies.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
@@ -92,14 +99,17 @@ async fn run(
         .await;
         match asked {
             Ok((renewed, by_enough)) => {
-                for (then, reply) in callers.into_iter().zip(renewed) {
-                    let is_held = read_by(Ok(reply), read_renewed);
+                let mut replies = renewed.into_iter();
+                for (asking, then) in callers {
+                    let reply = replies.nth(usize::from(asking));
+                    let reply = reply.ok_or_else(|| Error::no_reply(None));
+                    let is_held = read_by(reply, read_renewed);
                     then(is_held.map(|is_held| (is_held, by_enough.clone())));
                 }
             }
             Err(error) => callers
                 .into_iter()
-                .for_each(|then| then(Err(error.clone()))),
+                .for_each(|(_, then)| then(Err(error.clone()))),
         }
     }
 }

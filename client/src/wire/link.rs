@@ -254,9 +254,13 @@ impl Driver {
             let mut requests: SmallVec<[Request; 1]> = self.commands.drain(..count).collect();
             let mut pipeline = Pipeline::with_capacity(count);
             for request in &mut requests {
+                if let Some(hold) = &request.hold {
+                    hold.may_be_tied(&confidence);
+                }
                 request.sent = Some(Sending {
                     at,
                     again: request.sent.is_some(),
+                    asking: request.asking,
                     session: Arc::clone(&self.session),
                     confidence: Arc::clone(&confidence),
                 });

@@ -304,8 +304,16 @@ pub(crate) struct Request {
     pub(crate) hops: u32,
     /// The last sending.
     pub(super) sent: Option<Sending>,
+    /// The hold that it ties to the session of each server that carries it out.
+    pub(super) hold: Option<Arc<dyn Tied>>,
     /// Counts it among the commands without an answer.
     pub(super) counted: Option<Arc<()>>,
+}
+
+/// A hold, as it is tied to sessions.
+pub(crate) trait Tied: Send + Sync {
+    /// A command is about to be sent that ties it to a session, of which we are as confident.
+    fn may_be_tied(&self, confidence: &Arc<Confidence>);
 }
 
 /// How a command is treated that was not answered, or was sent to the wrong node.
@@ -337,6 +345,8 @@ pub(crate) struct Sending {
     pub(crate) at: Instant,
     /// Whether it had been sent before, and may have been carried out then.
     pub(crate) again: bool,
+    /// Whether it went behind an `ASKING`.
+    pub(crate) asking: bool,
     pub(crate) session: Arc<Session>,
     pub(crate) confidence: Arc<Confidence>,
 }
@@ -374,6 +384,7 @@ impl Request {
             until: None,
             hops: 0,
             sent: None,
+            hold: None,
             counted: None,
         }
     }
@@ -381,6 +392,12 @@ impl Request {
     /// To the node to which its slot is on its way.
     pub(crate) fn asking(mut self, asking: bool) -> Self {
         self.asking = asking;
+        self
+    }
+
+    /// It ties this hold to the session.
+    pub(crate) fn tying(mut self, hold: Arc<dyn Tied>) -> Self {
+        self.hold = Some(hold);
         self
     }
 

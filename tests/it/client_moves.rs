@@ -1,0 +1,217 @@
+//! The client, when a slot moves and answers are lost or late meanwhile.
+
+use std::time::{Duration, Instant};
+
+use rlock_client::Client;
+use rlock_tests::{Cluster, Proxy, Resharding, Server, Shards, slot_of, until};
+use tokio::task::block_in_place;
+use tokio::time::timeout;
+
+use super::client::{MS, url};
+use super::client_cluster::other_than;
+
+/// Has all nodes tell the port of this proxy for the node.
+fn put_behind(shards: &Shards, node: &Server, proxy: &Proxy) {
+    let port = proxy.address().port();
+    let announce = format!("CONFIG SET cluster-announce-port {port}");
+    assert_eq!(node.run(announce), "OK");
+    let id = node.run("CLUSTER MYID").text();
+    until("all call it so", || {
+        shards.nodes().iter().all(|one| {
+            let nodes = one.run("CLUSTER NODES").text();
+            let line = nodes.lines().find(|line| line.starts_with(&id));
+            line.unwrap().contains(&format!(":{port}@"))
+        })
+    });
+}
+
+/// Waits until all primaries say that this one serves the slot of the name, and that it stays.
+fn until_all_know(shards: &Shards, name: &str, serving: &Server) {
+    let slot = slot_of(serving, name);
+    let id = serving.run("CLUSTER MYID").text();
+    until("all know who serves it", || {
+        shards.primaries().iter().all(|one| {
+            let nodes = one.run("CLUSTER NODES").text();
+            let line = nodes.lines().find(|line| line.starts_with(&id)).unwrap();
+            let has = line.split(' ').skip(8).any(|range| {
+                let (first, last) = range.split_once('-').unwrap_or((range, range));
+                let (first, last) = (first.parse::<i64>(), last.parse::<i64>());
+                first.is_ok_and(|first| first <= slot) && last.is_ok_and(|last| slot <= last)
+            });
+            has && !nodes.contains(&format!("[{slot}-"))
+        })
+    });
+}
+
+/// The new node carries the renewal out, and its answer is lost: the hold belongs to the session
+/// there from then on, and that session ends. The guard must not count on the session at the node
+/// that the slot has left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unanswered_renewal_at_the_new_node_makes_no_second_owner() {
+    let shards = Shards::start();
+    let (from, to) = (shards.primary_of("k"), other_than(&shards, "k"));
+    let proxy = Proxy::to(to.address());
+    put_behind(&shards, to, &proxy);
+    let builder = Client::builder().grace(1_000 * MS).lease(20_000 * MS);
+    let client = builder.connect_cluster([url(from)]).await.unwrap();
+    let _there = client
+        .lock(shards.name_at(to, "there"))
+        .lock()
+        .await
+        .unwrap();
+    let guard = client.lock("k").lock().await.unwrap();
+
+    proxy.cut_to_client();
+    shards.move_slot("k", to);
+    until("it belongs to the session at its new node", || {
+        to.info_number("rlock_session_holds") == 2
+    });
+    // Its connections break, and new ones get no answer.
+    proxy.sever();
+    let granted = block_in_place(|| {
+        let mut rival = to.connect();
+        rival.send("RLOCK.ACQUIRE k rival 600000 BLOCK 60000");
+        rival.read_within(Duration::from_secs(70))
+    });
+    let (is_lost, valid_for) = (guard.is_lost(), guard.valid_for());
+    assert_eq!(granted.held().0, 1);
+    assert!(
+        is_lost,
+        "a guard is held for {valid_for:?} beside another owner"
+    );
+}
+
+/// A command that was sent on with `ASK` arrives late: the slot has come back meanwhile, and is on
+/// its way once more. The node at which it arrives cannot know that the other has granted the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_command_behind_an_ask_makes_no_second_owner() {
+    let shards = Shards::start();
+    let (from, to) = (shards.primary_of("k"), other_than(&shards, "k"));
+    let is_other = |node: &&Server| ![from.port(), to.port()].contains(&node.port());
+    let bystanders: Vec<_> = shards.primaries().into_iter().filter(is_other).collect();
+    let proxy = Proxy::to(to.address());
+    put_behind(&shards, to, &proxy);
+    let client = Client::builder()
+        .connect_cluster([url(from)])
+        .await
+        .unwrap();
+    let rival = Client::builder()
+        .connect_cluster([url(from)])
+        .await
+        .unwrap();
+    drop(
+        client
+            .lock(shards.name_at(to, "there"))
+            .lock()
+            .await
+            .unwrap(),
+    );
+
+    let there = Resharding::of("k", from, to);
+    let back = Resharding::of("k", to, from);
+    there.open();
+    let asked = from.info("errorstat_ASK");
+    proxy.cut_to_server();
+    let lock = client.lock("k");
+    let waiting = tokio::spawn(async move { lock.lock().await });
+    until("it is told to ask the other", || {
+        from.info("errorstat_ASK") != asked
+    });
+    there.close(&bystanders);
+    until_all_know(&shards, "k", to);
+    back.open();
+    back.close(&bystanders);
+    until_all_know(&shards, "k", from);
+    let theirs = rival.lock("k").lock().await.unwrap();
+    assert_eq!(from.holder("k").as_deref(), Some(theirs.owner().as_str()));
+    there.open();
+    proxy.heal();
+    until("the late command has arrived", || {
+        to.info("cmdstat_rlock.acquire").is_some() && from.waiting_owners("k").len() == 1
+    });
+    assert!(!waiting.is_finished() && !theirs.is_lost());
+    theirs.unlock().await.unwrap();
+    let mine = timeout(10_000 * MS, waiting).await.unwrap();
+    assert!(!mine.unwrap().unwrap().is_lost());
+}
+
+/// "It is renewed where its key is (`ASK`)", also where replicas have to acknowledge it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acknowledged_hold_is_renewed_where_its_key_is() {
+    let shards = Shards::start();
+    let builder = Client::builder().lease(3_000 * MS).renew_every(300 * MS);
+    let builder = builder.acknowledged_by(1, 1_000 * MS);
+    let (from, to) = (shards.primary_of("k"), other_than(&shards, "k"));
+    let client = builder.connect_cluster([url(from)]).await.unwrap();
+    let guard = client.lock("{k}:goes").lock().await.unwrap();
+    let resharding = Resharding::of("k", from, to);
+    resharding.open();
+    resharding.migrate(&["{k}:goes"]);
+    guard.renew().await.unwrap();
+    let fresh = client.lock("{k}:fresh").lock().await.unwrap();
+    let lost = timeout(5_000 * MS, guard.lost()).await;
+    assert!(lost.is_err() && !fresh.is_lost(), "{lost:?}");
+}
+
+/// The same once the slot has moved.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acknowledged_lock_of_a_slot_that_has_moved_is_taken_and_renewed() {
+    let shards = Shards::start();
+    let builder = Client::builder().acknowledged_by(1, 1_000 * MS);
+    let (from, to) = (shards.primary_of("k"), other_than(&shards, "k"));
+    let client = builder.connect_cluster([url(from)]).await.unwrap();
+    let guard = client.lock("k").lock().await.unwrap();
+    shards.move_slot("k", to);
+    guard.renew().await.unwrap();
+    let fresh = client.lock("{k}:fresh").lock().await.unwrap();
+    assert!(!guard.is_lost() && !fresh.is_lost());
+}
+
+/// No map names a node without a slot: it is known by its address alone until the slot is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_slot_of_a_new_node_moves_like_others() {
+    let cluster = Cluster::start();
+    let builder = Client::builder().lease(3_000 * MS).renew_every(300 * MS);
+    let seed = [url(&cluster.first)];
+    let client = builder.connect_cluster(seed).await.unwrap();
+    let guard = client.lock("{k}:goes").lock().await.unwrap();
+    cluster.open_slot_of("{k}:goes");
+    cluster.migrate("{k}:goes");
+    guard.renew().await.unwrap();
+    let fresh = client.lock("{k}:fresh").lock().await.unwrap();
+    let lost = timeout(5_000 * MS, guard.lost()).await;
+    assert!(lost.is_err() && !fresh.is_lost(), "{lost:?}");
+    cluster.close_slot_of("{k}:goes");
+    guard.renew().await.unwrap();
+    fresh.unlock().await.unwrap();
+    let fresh = client.lock("{k}:fresh").lock().await.unwrap();
+    assert!(!guard.is_lost() && !fresh.is_lost());
+}
+
+/// Locks that have two keys find them at no node while one of them has gone ahead, or may have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_wait_until_the_keys_of_a_slot_are_together() {
+    let shards = Shards::start();
+    let (from, to) = (shards.primary_of("k"), other_than(&shards, "k"));
+    let builder = Client::builder().response_timeout(500 * MS);
+    let client = builder.connect_cluster([url(from)]).await.unwrap();
+    let resharding = Resharding::of("k", from, to);
+    resharding.open();
+    let (lock, semaphore) = (client.rw_lock("{k}:rw"), client.semaphore("{k}:s", 2));
+    let writing = tokio::spawn(async move { lock.write().await });
+    let entering = tokio::spawn(async move { semaphore.acquire().await });
+    let tried = client.rw_lock("{k}:rw").try_write().await;
+    assert!(tried.unwrap_err().is_unavailable());
+    let began = Instant::now();
+    until("they have asked for longer than a reply may take", || {
+        began.elapsed() > 2_000 * MS && to.info("errorstat_TRYAGAIN").is_some()
+    });
+    assert!(!writing.is_finished() && !entering.is_finished());
+    resharding.close(&[]);
+    for outcome in [
+        writing.await.unwrap().map(drop),
+        entering.await.unwrap().map(drop),
+    ] {
+        outcome.unwrap();
+    }
+}
