@@ -34,7 +34,7 @@ pub(crate) mod renew;
 pub(crate) use renew::Aim;
 
 mod caller;
-pub(crate) use caller::Request;
+pub(crate) use caller::{LINK_FIRST, Request};
 
 pub(crate) mod acquire;
 

@@ -177,6 +177,20 @@ async fn grants_at_the_same_time_share_one_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_locks_of_one_call_share_one_wait() {
+    let pair = Pair::start();
+    let client = connect(acknowledged(LONG), &pair.primary).await;
+    pair.settle();
+    let before = waits(&pair.primary);
+    let names: Vec<_> = (0..20).map(|number| format!("k{number}")).collect();
+    let guard = soon(client.multi(&names).lock()).await.unwrap();
+    // One more where a round of renewals comes between.
+    let more = waits(&pair.primary) - before;
+    assert!((1..=2).contains(&more), "{more} waits");
+    drop(guard);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_time_that_it_takes_counts_against_the_lease() {
     let pair = Pair::start();
     let client = connect(acknowledged(LONG), &pair.primary).await;

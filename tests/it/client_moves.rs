@@ -8,7 +8,7 @@ use tokio::task::block_in_place;
 use tokio::time::timeout;
 
 use super::client::{MS, url};
-use super::client_cluster::other_than;
+use super::client_cluster::{a_name_each, other_than};
 
 /// Has all nodes tell the port of this proxy for the node.
 fn put_behind(shards: &Shards, node: &Server, proxy: &Proxy) {
@@ -214,4 +214,46 @@ async fn calls_wait_until_the_keys_of_a_slot_are_together() {
     ] {
         outcome.unwrap();
     }
+}
+
+/// Two of three nodes are slow, and the last is silent: a call that does not wait has the time of
+/// one answer for all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_does_not_wait_ends_in_time_however_many_nodes_it_asks() {
+    let shards = Shards::start();
+    let primaries = shards.primaries();
+    let proxies = primaries.iter().map(|node| {
+        let proxy = Proxy::to(node.address());
+        put_behind(&shards, node, &proxy);
+        proxy
+    });
+    let proxies: Vec<_> = proxies.collect();
+    let response_timeout = 2_000 * MS;
+    let builder = Client::builder().response_timeout(response_timeout);
+    let urls = proxies
+        .iter()
+        .map(|one| format!("redis://{}", one.address()));
+    let client = builder.connect_cluster(urls).await.unwrap();
+    let mut names = a_name_each(&shards, "n");
+    names.sort_by_key(|name| slot_of(primaries[0], name));
+    for name in &names {
+        client
+            .lock(name)
+            .lock()
+            .await
+            .unwrap()
+            .unlock()
+            .await
+            .unwrap();
+    }
+    // They are asked in this order, as the slots are theirs in the order of their start.
+    proxies[0].delay(800 * MS);
+    proxies[1].delay(800 * MS);
+    proxies[2].cut_to_client();
+    let began = Instant::now();
+    let told = client.multi(&names).lock_timeout(Duration::ZERO).await;
+    let took = began.elapsed();
+    assert!(!told.unwrap_err().is_not_acquired());
+    // Each had a time of its own before: 5.2 s.
+    assert!(took < 2 * response_timeout, "{took:?}");
 }

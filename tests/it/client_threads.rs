@@ -2,7 +2,7 @@
 //! the other thread may hand a command over between the two: here it would, once in some hundred
 //! times.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -337,4 +337,44 @@ async fn an_acknowledged_renewal_that_asks_for_less_cuts_no_others_lease() {
             }
         }
     }
+}
+
+/// As in a leader election: callers that call again whatever the answer was. After the shutdown
+/// each call is refused at once, and without a rest they would keep its thread for themselves.
+#[tokio::test]
+async fn a_shutdown_ends_beside_callers_that_call_again_and_again() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let calls = Arc::new(AtomicU64::new(0));
+    for number in 0..4 {
+        let lock = client.lock(format!("k{number}"));
+        let (stop, calls) = (Arc::clone(&stop), Arc::clone(&calls));
+        tokio::spawn(async move {
+            while !stop.load(Ordering::SeqCst) {
+                drop(lock.lock().await);
+                calls.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+    }
+    while calls.load(Ordering::SeqCst) < 100 {
+        sleep(MS).await;
+    }
+    // Its thread may be blocked for ever, and tokio's clock with it.
+    let (over, watched) = (Arc::clone(&stop), Arc::new(AtomicBool::new(false)));
+    let was_late = Arc::clone(&watched);
+    let watch = std::thread::spawn(move || {
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(20) && !over.load(Ordering::SeqCst) {
+            std::thread::sleep(10 * MS);
+        }
+        was_late.store(!over.swap(true, Ordering::SeqCst), Ordering::SeqCst);
+    });
+    client.shutdown().await;
+    stop.store(true, Ordering::SeqCst);
+    watch.join().unwrap();
+    assert!(
+        !watched.load(Ordering::SeqCst),
+        "the callers had to stop before"
+    );
 }

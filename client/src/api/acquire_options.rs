@@ -11,7 +11,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout_at};
 use crate::api::Guard;
 use crate::locks::Helds;
 use crate::locks::acquire::acquire;
-use crate::locks::{Handle, HoldOptions, KeptKey, Owner, Request};
+use crate::locks::{Handle, HoldOptions, KeptKey, LINK_FIRST, Owner, Request};
 use crate::wire::{Mode, WaitMode};
 use crate::{Error, MILLIS_MAX, part, whole_millis, within};
 
@@ -110,7 +110,8 @@ impl AcquireOptions {
         let response_timeout = self.context.router.response_timeout;
         let limit = match request.wait_mode {
             WaitMode::Until(deadline) => deadline.checked_add(response_timeout),
-            WaitMode::None | WaitMode::Forever => None,
+            WaitMode::None => Instant::now().checked_add(response_timeout),
+            WaitMode::Forever => None,
         };
         // One for all parts: if each part began a new one, quick parts would put off the renewal
         // for ever.
@@ -139,7 +140,15 @@ impl AcquireOptions {
             }
             taken.still_held()
         };
-        let Err(error) = rest.await else {
+        // Parts that wait have one end; each of those that do not would have a response timeout of
+        // its own.
+        let end = limit.filter(|_| !request.wait_mode.waits());
+        let end = end.and_then(|limit| limit.checked_add(LINK_FIRST));
+        let told = match end {
+            Some(end) => timeout_at(end, rest).await,
+            None => Ok(rest.await),
+        };
+        let Err(error) = told.unwrap_or_else(|_| Err(Error::no_reply(None))) else {
             return Ok(taken);
         };
         // Release the parts before the call fails: the caller's next step may count on that.

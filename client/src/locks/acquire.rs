@@ -3,7 +3,10 @@
 
 use std::sync::{Arc, Weak};
 
+use futures_util::FutureExt;
+use futures_util::future::try_join_all;
 use tokio::sync::oneshot;
+use tokio::task::coop::consume_budget;
 use tokio::time::Instant;
 
 use crate::error::{Code, Error};
@@ -18,6 +21,23 @@ use crate::wire::{Acquired, Event, Manner, Outcome, Sending, What, request};
 
 /// Takes the locks that the request names.
 pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<Helds, Error> {
+    if let Err(error) = check(context, &request) {
+        // Otherwise a caller that asks again and again would starve its thread, and a shutdown there.
+        consume_budget().await;
+        return Err(error);
+    }
+    let mut helds = Caller::new(context, request).take().await?;
+    // A grant counts only when enough copies have it. The next call of its owner waits for that
+    // too. A kept lock that is handed on was acknowledged before.
+    if context.router.identity.durability.is_some() && helds.iter().any(|held| !held.stays) {
+        let acknowledged = Box::pin(acknowledge(context, &helds)).await;
+        acknowledged.map_err(Error::unacknowledged)?;
+    }
+    helds.iter_mut().for_each(|held| held.stays = true);
+    Ok(helds)
+}
+
+fn check(context: &Context, request: &Request) -> Result<(), Error> {
     // Two clients that share an owner would each think that it is alone.
     if !request.owner.is_of(&context.id) {
         return Err(Error::refused("the owner belongs to another client"));
@@ -26,18 +46,23 @@ pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<
         return Err(Error::shut_down());
     }
     let first = request.names.first().map_or(&[][..], |name| name);
-    context.node_with_room(first)?;
-    let mut helds = Caller::new(context, request).take().await?;
-    // A grant counts only when enough copies have it. The next call of its owner waits for that
-    // too. A kept lock that is handed on was acknowledged before.
-    if context.router.identity.durability.is_some() && helds.iter().any(|held| !held.stays) {
-        for held in &helds {
-            let renewed = Box::pin(renew::ask(context, &held.hold, Aim::Lease)).await;
-            renewed.map_err(Error::unacknowledged)?;
-        }
-    }
-    helds.iter_mut().for_each(|held| held.stays = true);
-    Ok(helds)
+    context.node_with_room(first).map(drop)
+}
+
+/// Waits until enough copies have these, all by one wait.
+async fn acknowledge(context: &Arc<Context>, helds: &Helds) -> Result<(), Error> {
+    let renewals = helds.iter();
+    let renewals = renewals.map(|held| renew::ask(context, &held.hold, Aim::Lease));
+    let mut renewals = try_join_all(renewals);
+    // The first poll hands all of them over, before a wait begins.
+    let gathering = context.router.identity.gathering.lock().await;
+    let told = (&mut renewals).now_or_never();
+    drop(gathering);
+    let told = match told {
+        Some(told) => told,
+        None => renewals.await,
+    };
+    told.map(drop)
 }
 
 /// The next step after an answer or an event. It is taken after the table's mutex is released.

@@ -307,4 +307,4 @@ impl Drop for Caller {
 const BUSY: &str = "an earlier command of this owner is not answered";
 
 /// A call gives up on an answer this much later than the link does.
-const LINK_FIRST: Duration = Duration::from_millis(20);
+pub(crate) const LINK_FIRST: Duration = Duration::from_millis(20);
