@@ -199,10 +199,12 @@ impl Error {
         }
     }
 
-    /// The same error; the command waits for a session that is not there yet.
-    pub(crate) fn without_session(self) -> Self {
-        let code = Code::NoSession;
-        Self { code, ..self }
+    /// The same error; the command waits for a session that is not there yet, if that may come.
+    pub(crate) fn without_session(mut self) -> Self {
+        if !self.is_final() {
+            self.code = Code::NoSession;
+        }
+        self
     }
 
     /// Not sent: the session is attached to another server than the commands go to just now.
@@ -398,8 +400,10 @@ pub(crate) enum Code {
     /// The lock's slot is at another node, or its key is for now.
     Moved,
     Ask,
-    /// The slot is on its way, or the cluster has lost a node: the command may be carried out soon.
+    /// The slot is on its way: the command may be carried out soon.
     TryAgain,
+    /// The cluster has lost a node: the same.
+    ClusterDown,
     /// The server is a replica.
     ReadOnly,
     /// The server does not know the session, or not on this connection.
@@ -417,7 +421,7 @@ impl Code {
     pub(crate) fn is_misdirection(self) -> bool {
         matches!(
             self,
-            Self::ReadOnly | Self::Moved | Self::Ask | Self::TryAgain
+            Self::ReadOnly | Self::Moved | Self::Ask | Self::TryAgain | Self::ClusterDown
         )
     }
 
@@ -444,7 +448,7 @@ const CODES: &[(&str, Code, ErrorKind)] = &[
     ("NOSESSION", Code::NoSession, ErrorKind::Unavailable),
     ("STALE", Code::Stale, ErrorKind::Unavailable),
     ("TRYAGAIN", Code::TryAgain, ErrorKind::Unavailable),
-    ("CLUSTERDOWN", Code::TryAgain, ErrorKind::Unavailable),
+    ("CLUSTERDOWN", Code::ClusterDown, ErrorKind::Unavailable),
     ("TAKENOVER", Code::None, ErrorKind::Unavailable),
     ("SESSIONSFULL", Code::None, ErrorKind::Unavailable),
     ("LOADING", Code::None, ErrorKind::Unavailable),

@@ -18,7 +18,9 @@ pub(crate) use connector::Connector;
 
 // A client at a server: its session, its commands, and the two connections.
 pub(crate) mod session;
-pub(crate) use session::{Confidence, Identity, Listener, Session};
+#[cfg(test)]
+pub(crate) use session::Confidence;
+pub(crate) use session::{Identity, Listener, Session};
 pub(crate) use session::{Manner, Outcome, Request, Sending, Tied};
 
 pub(crate) mod listening;

@@ -257,3 +257,20 @@ async fn a_call_that_does_not_wait_ends_in_time_however_many_nodes_it_asks() {
     // Each had a time of its own before: 5.2 s.
     assert!(took < 2 * response_timeout, "{took:?}");
 }
+
+/// A slot that nobody serves is an outage: a call that meets it at its beginning ends in time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_for_a_slot_that_nobody_serves_is_unavailable() {
+    let cluster = Cluster::start();
+    let builder = Client::builder().response_timeout(500 * MS);
+    let seed = [url(&cluster.first)];
+    let client = builder.connect_cluster(seed).await.unwrap();
+    let slot = slot_of(&cluster.first, "k");
+    assert_eq!(cluster.first.run(format!("CLUSTER DELSLOTS {slot}")), "OK");
+    until("the cluster is down", || {
+        let told = cluster.first.run("RLOCK.ACQUIRE k probe 1000");
+        told.is_error() && told.error().starts_with("CLUSTERDOWN ")
+    });
+    let told = timeout(20_000 * MS, client.lock("k").lock()).await;
+    assert!(told.unwrap().unwrap_err().is_unavailable());
+}

@@ -152,7 +152,12 @@ impl AcquireOptions {
             return Ok(taken);
         };
         // Release the parts before the call fails: the caller's next step may count on that.
-        let limit = limit.or_else(|| Instant::now().checked_add(response_timeout));
+        // If there is no time left, those of nodes that answer at once.
+        let now = Instant::now();
+        let at_least = now.checked_add(LINK_FIRST);
+        let limit = limit
+            .or_else(|| now.checked_add(response_timeout))
+            .max(at_least);
         if let Some(at_the_latest) = limit {
             // If a part was lost meanwhile, nothing changes for the caller.
             let _ = timeout_at(at_the_latest, taken.unlock()).await;

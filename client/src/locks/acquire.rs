@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use tokio::sync::oneshot;
-use tokio::task::coop::consume_budget;
+use tokio::task::coop::{consume_budget, unconstrained};
 use tokio::time::Instant;
 
 use crate::error::{Code, Error};
@@ -22,7 +22,8 @@ use crate::wire::{Acquired, Event, Manner, Outcome, Sending, What, request};
 /// Takes the locks that the request names.
 pub(crate) async fn acquire(context: &Arc<Context>, request: Request) -> Result<Helds, Error> {
     if let Err(error) = check(context, &request) {
-        // Otherwise a caller that asks again and again would starve its thread, and a shutdown there.
+        // Otherwise a caller that asks again and again would starve its thread, and a shutdown
+        // there.
         consume_budget().await;
         return Err(error);
     }
@@ -56,7 +57,7 @@ async fn acknowledge(context: &Arc<Context>, helds: &Helds) -> Result<(), Error>
     let mut renewals = try_join_all(renewals);
     // The first poll hands all of them over, before a wait begins.
     let gathering = context.router.identity.gathering.lock().await;
-    let told = (&mut renewals).now_or_never();
+    let told = unconstrained(&mut renewals).now_or_never();
     drop(gathering);
     let told = match told {
         Some(told) => told,
@@ -180,14 +181,21 @@ impl Context {
 
     /// The ACQUIRE was refused, or its reply says nothing.
     fn on_refusal(&self, call: &mut Call, error: Error, is_again: bool) -> Next {
-        if error.code() == Code::TryAgain && call.request.wait_mode.waits() {
+        if error.code() == Code::TryAgain {
             // The server is there, and the keys of the lock are on their way to each other.
-            (call.since, call.tries) = (Instant::now(), 0);
+            call.tries = 0;
+            if call.request.wait_mode.waits() {
+                call.since = Instant::now();
+            }
         }
         let is_late = !call.was_queued && call.since.elapsed() >= self.router.response_timeout;
         let there = self.router.redirected(&error);
         let is_sent_on = error.redirect().is_some() && self.router.are_several();
-        let may_pass = call.was_queued || matches!(error.code(), Code::Elsewhere | Code::TryAgain);
+        let may_pass = call.was_queued
+            || matches!(
+                error.code(),
+                Code::Elsewhere | Code::TryAgain | Code::ClusterDown
+            );
         match there {
             Some(route) if call.has_tries() => return Next::Ask(Some(route)),
             _ if is_late => {}

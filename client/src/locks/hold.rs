@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::error::{Error, LostReason};
 use crate::locks::{Owner, Wanted};
 use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
-use crate::wire::{Confidence, Mode, Sending, Session, Subject, Tied};
+use crate::wire::{Mode, Sending, Session, Subject, Tied};
 use crate::{locked, metrics, trace};
 
 /// The terms of a hold, as its first guard has settled them.
@@ -155,9 +155,11 @@ impl Hold {
     /// When it is lost unless something more is heard.
     pub(crate) fn end(&self) -> Instant {
         let validity = locked(&self.validity);
-        let sessions = std::iter::once(&validity.by.confidence).chain(&validity.or_by);
-        let sessions = sessions.filter_map(|session| session.until());
-        sessions.fold(validity.until, Instant::min)
+        let by = validity.by.confidence.until();
+        let others = validity.or_by.iter().filter_map(Sending::until);
+        by.into_iter()
+            .chain(others)
+            .fold(validity.until, Instant::min)
     }
 
     /// The same, for a guard. A task that waits for the loss has a timer, which a renewal may have
@@ -225,8 +227,11 @@ impl Hold {
         Arc::clone(self.renewing.get_or_init(Arc::default))
     }
 
+    /// Whether it is held by the word of this session, or may be.
     pub(crate) fn is_of(&self, session: &Arc<Session>) -> bool {
-        Arc::ptr_eq(&locked(&self.validity).by.session, session)
+        let validity = locked(&self.validity);
+        let mut all = std::iter::once(&validity.by).chain(&validity.or_by);
+        all.any(|sending| Arc::ptr_eq(&sending.session, session))
     }
 
     /// Whether the session that confirms it is connected, and would hear of its loss.
@@ -316,11 +321,14 @@ impl Hold {
 }
 
 impl Tied for Hold {
-    fn may_be_tied(&self, confidence: &Arc<Confidence>) {
+    fn may_be_tied(&self, sending: &Sending) {
         let mut validity = locked(&self.validity);
-        let is_known = |known: &Arc<Confidence>| Arc::ptr_eq(known, confidence);
-        if !is_known(&validity.by.confidence) && !validity.or_by.iter().any(is_known) {
-            validity.or_by.push(Arc::clone(confidence));
+        let is_known = |known: &Sending| Arc::ptr_eq(&known.confidence, &sending.confidence);
+        if !is_known(&validity.by) && !validity.or_by.iter().any(is_known) {
+            validity.or_by.push(sending.clone());
+            drop(validity);
+            // It may end earlier than those who wait for that have seen.
+            self.changed.notify_waiters();
         }
     }
 }
@@ -333,11 +341,11 @@ struct Validity {
     until: Instant,
     /// By whose word it is held, and since when that is confirmed.
     by: Sending,
-    /// The sessions to which renewals were sent since, and no answer says who holds it. Each of
-    /// them may hold it by now, and its server ends it with that session. Without these a guard
+    /// The renewals that were sent to other sessions since, and no answer says who holds it. Each
+    /// session may hold it by now, and its server ends it with that session. Without these a guard
     /// counted on the node that its slot had left: the test is
     /// `client_moves::an_unanswered_renewal_at_the_new_node_makes_no_second_owner`.
-    or_by: SmallVec<[Arc<Confidence>; 1]>,
+    or_by: SmallVec<[Sending; 1]>,
     /// Whether the last renewal that was to be acknowledged was not.
     is_unacknowledged: bool,
 }
@@ -425,6 +433,28 @@ pub(crate) mod tests {
         let told = renew(&over, after(start, 500), &Ok(()), after(start, 900));
         assert_eq!(told, Err(LostReason::Expired));
         assert!(over.lost(after(start, 900)).is_some());
+    }
+
+    #[test]
+    fn a_renewal_without_an_answer_ties_it_to_the_session_that_may_have_it() {
+        let start = Instant::now();
+        let short = Duration::from_millis(500);
+        let tied = hold(start, GRACE, None);
+        tied.may_be_tied(&by(start, short));
+        assert_eq!(tied.end(), after(start, 493));
+        // However little was heard of that session before: it was there when it carried this out.
+        let late = Sending {
+            at: after(start, 400),
+            ..by(start, short)
+        };
+        let tied = hold(start, GRACE, None);
+        tied.may_be_tied(&late);
+        assert_eq!(tied.end(), after(start, 893));
+        assert!(tied.is_of(&late.session));
+        // An answer says who has it.
+        let told = renew(&tied, after(start, 500), &Ok(()), after(start, 600));
+        assert_eq!((told, tied.end()), (Ok(()), after(start, 1_488)));
+        assert!(!tied.is_of(&late.session));
     }
 
     #[test]

@@ -123,7 +123,7 @@ fn start(
         session: Arc::clone(session),
         confidence,
     };
-    hold.may_be_tied(&sending.confidence);
+    hold.may_be_tied(&sending);
     let then = Box::new(move |answer: Result<_, _>| {
         let told = answer.map(|(is_held, by_enough)| (is_held, Some(by_enough)));
         renewing.told(told, Some(sending.clone()));

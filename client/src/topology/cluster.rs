@@ -99,7 +99,9 @@ impl Router {
 
     fn whom_to_ask(&self) -> Vec<Connector> {
         let map = locked(&self.map);
-        let firsts = map.addresses.values().filter_map(|known| known.first());
+        // A stranger may be of no cluster any more, or of another.
+        let known = map.addresses.iter().filter(|(id, _)| !is_stranger(id));
+        let firsts = known.filter_map(|(_, known)| known.first());
         let mut whom: Vec<_> = firsts.map(|known| self.first.other(known)).collect();
         // One node does not get all questions.
         whom.sort_by_cached_key(|_| random());

@@ -54,15 +54,38 @@ impl Map {
         id
     }
 
+    /// The strangers that serve something by now get their ids: each has told its own (BIND). So
+    /// they keep their connections, and the session its waits.
+    fn name_strangers(&mut self, serving: &BTreeSet<Id>) {
+        let strangers = self.nodes.keys().filter(|id| is_stranger(id)).cloned();
+        for stranger in strangers.collect::<Vec<_>>() {
+            let id = self
+                .nodes
+                .get(&stranger)
+                .and_then(|node| node.session.server());
+            let is_new = |id: &Id| serving.contains(id) && !self.nodes.contains_key(id);
+            let Some(id) = id.filter(is_new) else {
+                continue;
+            };
+            if let Some(node) = self.nodes.remove(&stranger) {
+                node.session.expect(&id);
+                self.nodes.insert(id, node);
+            }
+        }
+    }
+
     /// Leaves the nodes that serve nothing any more, or are at another address by now.
     fn retire(&mut self, moved: &mut BTreeSet<u16>) {
         let serving = self.serving();
+        self.name_strangers(&serving);
         let (addresses, slots) = (&mut self.addresses, &self.slots);
         let named = serving.iter().filter_map(|id| addresses.get(id)).flatten();
         let named: BTreeSet<_> = named.cloned().collect();
         addresses.retain(|id, known| {
+            let node = self.nodes.get(id).filter(|_| is_stranger(id));
+            let is_there = node.is_some_and(|node| node.session.is_attached());
             let is_new = || known.iter().all(|address| !named.contains(address));
-            serving.contains(id) || is_stranger(id) && is_new()
+            serving.contains(id) || is_there && is_new()
         });
         self.nodes.retain(|id, node| {
             let known = addresses.get(id);

@@ -126,7 +126,7 @@ impl Bound {
     /// more.
     async fn over(&self, state: &mut watch::Receiver<State>) {
         tokio::select! {
-            _ = state.wait_for(|now| now.is_retired || now.life() != Some(self.life)) => {}
+            _ = state.wait_for(|now| now.life() != Some(self.life)) => {}
             () = self.connection.over() => {}
         }
     }
@@ -254,16 +254,17 @@ impl Driver {
             let mut requests: SmallVec<[Request; 1]> = self.commands.drain(..count).collect();
             let mut pipeline = Pipeline::with_capacity(count);
             for request in &mut requests {
-                if let Some(hold) = &request.hold {
-                    hold.may_be_tied(&confidence);
-                }
-                request.sent = Some(Sending {
+                let sending = Sending {
                     at,
                     again: request.sent.is_some(),
                     asking: request.asking,
                     session: Arc::clone(&self.session),
                     confidence: Arc::clone(&confidence),
-                });
+                };
+                if let Some(hold) = &request.hold {
+                    hold.may_be_tied(&sending);
+                }
+                request.sent = Some(sending);
                 if request.asking {
                     pipeline.cmd("ASKING");
                 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -63,7 +63,7 @@ pub(crate) struct Session {
     pub(crate) connector: Connector,
     pub(super) state: watch::Sender<State>,
     /// The node's id in a cluster, if it was told: another server may be at its address by now.
-    expected: Option<Arc<str>>,
+    expected: OnceLock<Arc<str>>,
     /// Tells that the command connection has reached a server that does not know the session: the
     /// server that the session connection listens to may not be the right one any more.
     pub(super) doubt: Notify,
@@ -125,8 +125,11 @@ fn confident_until(sent: Instant, grace: Duration) -> Option<Instant> {
 }
 
 impl State {
+    /// None before the first reply, and none once its node is retired: nobody confirms a hold by it
+    /// any more, also one of whose grant or renewal is heard only now.
     pub(super) fn life(&self) -> Option<i64> {
-        Some(self.present.as_ref()?.life)
+        let present = self.present.as_ref().filter(|_| !self.is_retired);
+        Some(present?.life)
     }
 
     fn is_attached(&self) -> bool {
@@ -158,7 +161,7 @@ impl Session {
             identity: Arc::clone(identity),
             connector,
             state: watch::Sender::default(),
-            expected,
+            expected: expected.map_or_else(OnceLock::new, OnceLock::from),
             doubt: Notify::new(),
         })
     }
@@ -184,12 +187,17 @@ impl Session {
     /// A command connection was bound at this server, in this life of the session. An error, if it
     /// is not the right server.
     pub(super) fn set_bound(&self, life: i64, server: Arc<str>) -> Result<(), Error> {
-        let expected = self.expected.as_ref();
+        let expected = self.expected.get();
         let is_right = expected.is_none_or(|expected| *expected == server);
         let right = is_right.then_some(()).ok_or_else(Error::elsewhere);
         let bound = right.clone().map(|()| (life, server));
         self.state.send_modify(|state| state.bound = Some(bound));
         right
+    }
+
+    /// The node's id is this, and a server of another is not the right one.
+    pub(crate) fn expect(&self, id: &Arc<str>) {
+        self.expected.get_or_init(|| Arc::clone(id));
     }
 
     /// None could be bound.
@@ -205,7 +213,8 @@ impl Session {
 
     /// Whether this life is surely one at the right server.
     pub(super) fn is_verified(&self, state: &State, life: i64) -> bool {
-        self.expected.is_none() || matches!(state.bound, Some(Ok((bound, _))) if bound == life)
+        self.expected.get().is_none()
+            || matches!(state.bound, Some(Ok((bound, _))) if bound == life)
     }
 
     /// The server to which the last command connection was bound.
@@ -312,8 +321,8 @@ pub(crate) struct Request {
 
 /// A hold, as it is tied to sessions.
 pub(crate) trait Tied: Send + Sync {
-    /// A command is about to be sent that ties it to a session, of which we are as confident.
-    fn may_be_tied(&self, confidence: &Arc<Confidence>);
+    /// A command is about to be sent so, which ties it to that session.
+    fn may_be_tied(&self, sending: &Sending);
 }
 
 /// How a command is treated that was not answered, or was sent to the wrong node.
@@ -359,6 +368,13 @@ impl Sending {
         let present = present.filter(|present| present.life == self.confidence.life);
         let confidence = present.unwrap_or_else(|| Arc::clone(&self.confidence));
         Self { confidence, ..self }
+    }
+
+    /// Until when the server cannot have ended the session, if it has carried this out: the session
+    /// was there then. `None`: without limit.
+    pub(crate) fn until(&self) -> Option<Instant> {
+        let of_sending = confident_until(self.at, self.session.identity.grace);
+        self.confidence.until().max(of_sending)
     }
 
     /// Whether the session is connected, and has not begun anew since.
