@@ -25,6 +25,15 @@ fn put_behind(shards: &Shards, node: &Server, proxy: &Proxy) {
     });
 }
 
+/// Gives the replicas of this node to another. Valkey asks them before a slot may move, and they
+/// would answer through the proxy.
+fn leave_without_replica(shards: &Shards, node: &Server, other: &Server) {
+    let id = other.run("CLUSTER MYID").text();
+    let replica = shards.replica_of(shards.name_at(node, "any").as_str());
+    assert_eq!(replica.run(format!("CLUSTER REPLICATE {id}")), "OK");
+    until("it has none", || node.info_number("connected_slaves") == 0);
+}
+
 /// Waits until all primaries say that this one serves the slot of the name, and that it stays.
 fn until_all_know(shards: &Shards, name: &str, serving: &Server) {
     let slot = slot_of(serving, name);
@@ -51,6 +60,7 @@ async fn an_unanswered_renewal_at_the_new_node_makes_no_second_owner() {
     let shards = Shards::start();
     let (from, to) = (shards.primary_of("k"), other_than(&shards, "k"));
     let proxy = Proxy::to(to.address());
+    leave_without_replica(&shards, to, from);
     put_behind(&shards, to, &proxy);
     let builder = Client::builder().grace(1_000 * MS).lease(20_000 * MS);
     let client = builder.connect_cluster([url(from)]).await.unwrap();
@@ -90,6 +100,7 @@ async fn a_late_command_behind_an_ask_makes_no_second_owner() {
     let is_other = |node: &&Server| ![from.port(), to.port()].contains(&node.port());
     let bystanders: Vec<_> = shards.primaries().into_iter().filter(is_other).collect();
     let proxy = Proxy::to(to.address());
+    leave_without_replica(&shards, to, from);
     put_behind(&shards, to, &proxy);
     let client = Client::builder()
         .connect_cluster([url(from)])
