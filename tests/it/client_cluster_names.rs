@@ -211,7 +211,7 @@ async fn a_session_that_a_stranger_takes_over_is_taken_back() {
 }
 
 /// Has the other nodes tell this port of the node.
-fn announce_port(shards: &Shards, node: &Server, port: u16) {
+pub(super) fn announce_port(shards: &Shards, node: &Server, port: u16) {
     let announce = format!("CONFIG SET cluster-announce-port {port}");
     assert_eq!(node.run(announce), "OK");
     let id = node.run("CLUSTER MYID").text();

@@ -9,21 +9,8 @@ use tokio::time::timeout;
 
 use super::client::{MS, url};
 use super::client_cluster::{a_name_each, other_than};
-
-/// Has all nodes tell the port of this proxy for the node.
-fn put_behind(shards: &Shards, node: &Server, proxy: &Proxy) {
-    let port = proxy.address().port();
-    let announce = format!("CONFIG SET cluster-announce-port {port}");
-    assert_eq!(node.run(announce), "OK");
-    let id = node.run("CLUSTER MYID").text();
-    until("all call it so", || {
-        shards.nodes().iter().all(|one| {
-            let nodes = one.run("CLUSTER NODES").text();
-            let line = nodes.lines().find(|line| line.starts_with(&id));
-            line.unwrap().contains(&format!(":{port}@"))
-        })
-    });
-}
+use super::client_cluster_names::announce_port;
+use super::client_faults::session_connections;
 
 /// Gives the replicas of this node to another. Valkey asks them before a slot may move, and they
 /// would answer through the proxy.
@@ -61,7 +48,7 @@ async fn an_unanswered_renewal_at_the_new_node_makes_no_second_owner() {
     let (from, to) = (shards.primary_of("k"), other_than(&shards, "k"));
     let proxy = Proxy::to(to.address());
     leave_without_replica(&shards, to, from);
-    put_behind(&shards, to, &proxy);
+    announce_port(&shards, to, proxy.address().port());
     let builder = Client::builder().grace(1_000 * MS).lease(20_000 * MS);
     let client = builder.connect_cluster([url(from)]).await.unwrap();
     let _there = client
@@ -101,7 +88,7 @@ async fn a_late_command_behind_an_ask_makes_no_second_owner() {
     let bystanders: Vec<_> = shards.primaries().into_iter().filter(is_other).collect();
     let proxy = Proxy::to(to.address());
     leave_without_replica(&shards, to, from);
-    put_behind(&shards, to, &proxy);
+    announce_port(&shards, to, proxy.address().port());
     let client = Client::builder()
         .connect_cluster([url(from)])
         .await
@@ -192,8 +179,23 @@ async fn the_first_slot_of_a_new_node_moves_like_others() {
     let fresh = client.lock("{k}:fresh").lock().await.unwrap();
     let lost = timeout(5_000 * MS, guard.lost()).await;
     assert!(lost.is_err() && !fresh.is_lost(), "{lost:?}");
+    let connections = session_connections(&cluster.second);
     cluster.close_slot_of("{k}:goes");
-    guard.renew().await.unwrap();
+    let sent_on = || cluster.first.info("errorstat_MOVED");
+    let began = Instant::now();
+    loop {
+        let before = sent_on();
+        guard.renew().await.unwrap();
+        if sent_on() == before {
+            break;
+        }
+        assert!(
+            began.elapsed() < Duration::from_secs(20),
+            "it is not at home there"
+        );
+    }
+    // It is the same node by its id: the session there has kept its connection.
+    assert_eq!(session_connections(&cluster.second), connections);
     fresh.unlock().await.unwrap();
     let fresh = client.lock("{k}:fresh").lock().await.unwrap();
     assert!(!guard.is_lost() && !fresh.is_lost());
@@ -235,7 +237,7 @@ async fn a_call_that_does_not_wait_ends_in_time_however_many_nodes_it_asks() {
     let primaries = shards.primaries();
     let proxies = primaries.iter().map(|node| {
         let proxy = Proxy::to(node.address());
-        put_behind(&shards, node, &proxy);
+        announce_port(&shards, node, proxy.address().port());
         proxy
     });
     let proxies: Vec<_> = proxies.collect();

@@ -341,9 +341,9 @@ struct Validity {
     until: Instant,
     /// By whose word it is held, and since when that is confirmed.
     by: Sending,
-    /// The renewals that were sent to other sessions since, and no answer says who holds it. Each
-    /// session may hold it by now, and its server ends it with that session. Without these a guard
-    /// counted on the node that its slot had left: the test is
+    /// The renewals that were sent to other sessions since, until one is answered with yes. The
+    /// server may have carried out any of them, and then ends the hold with that session. Without
+    /// these a guard counted on the node that its slot had left: the test is
     /// `client_moves::an_unanswered_renewal_at_the_new_node_makes_no_second_owner`.
     or_by: SmallVec<[Sending; 1]>,
     /// Whether the last renewal that was to be acknowledged was not.
@@ -451,7 +451,7 @@ pub(crate) mod tests {
         tied.may_be_tied(&late);
         assert_eq!(tied.end(), after(start, 893));
         assert!(tied.is_of(&late.session));
-        // An answer says who has it.
+        // The yes to a renewal ties it to one session.
         let told = renew(&tied, after(start, 500), &Ok(()), after(start, 600));
         assert_eq!((told, tied.end()), (Ok(()), after(start, 1_488)));
         assert!(!tied.is_of(&late.session));

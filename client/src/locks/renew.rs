@@ -42,7 +42,7 @@ pub(crate) async fn ask(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) -> R
         start(context, hold, aim, turn.map_err(busy)?, Some(report), None);
         match outcome.await.unwrap_or_else(|_| Err(Error::shut_down())) {
             // The session connection has broken, and is there again in a moment; or the lock is at
-            // a node of which nobody has told yet.
+            // a node that the client has yet to find.
             Err(error)
                 if (error.code().is_without_session() || error.redirect().is_some())
                     && since.elapsed() < limit =>

@@ -41,7 +41,7 @@ impl Durability {
 /// ends with this.
 pub(crate) type Acknowledger = mpsc::UnboundedSender<Renewal>;
 
-/// A renewal, whether it goes behind an `ASKING`, and who hears the answer.
+/// The command, whether it needs an `ASKING` before it, and the callback for its answer.
 pub(crate) type Renewal = (Cmd, bool, Acknowledged);
 
 /// Hears the answer to a renewal: whether the lock is still held, and an error unless enough copies
