@@ -106,7 +106,7 @@ impl Context {
         }
     }
 
-    fn request_of(self: &Arc<Self>, id: CallId, call: &Call, node: &Node) -> wire::Request {
+    fn request_of(&self, id: CallId, call: &Call, node: &Node) -> wire::Request {
         let target = call.request.target(call.first());
         let (lease, wait_mode) = (call.request.options.lease, call.request.wait_mode);
         let (subject, session) = (target.subject(), node.session.name());
@@ -117,17 +117,11 @@ impl Context {
             // between would not be reported.
             cmd.arg("WANTED");
         }
-        let context = Arc::downgrade(self);
-        let then = Box::new(move |outcome| {
-            if let Some(context) = Weak::upgrade(&context) {
-                context.answered(id, outcome);
-            }
-        });
-        wire::Request::new(cmd, &target.name, Manner::Asks, then)
+        wire::Request::of_call(id, self.this.clone(), cmd, &target.name)
     }
 
     /// The ACQUIRE of a call was answered, or will not be.
-    fn answered(self: &Arc<Self>, id: CallId, outcome: Outcome) {
+    pub(super) fn on_answer(self: &Arc<Self>, id: CallId, outcome: Outcome) {
         // Looked at under the lock: either another life is seen here, or this is seen by what
         // follows from it.
         let next = self.table.with(|state| {
@@ -347,11 +341,11 @@ impl Context {
         let releases = call.slots.iter().map(|(name, _)| {
             let release = request::release(call.request.target(name).subject(), None);
             // Put off, or sent on, it could take what the next call is granted.
-            wire::Request::new(release, name, Manner::Asks, Box::new(|_| {}))
+            wire::Request::new(release, name, Manner::Asks, |_| {})
         });
         let releases: Vec<_> = releases.collect();
         let (context, mut pending) = (Arc::downgrade(self), Some(call.pending));
-        let then = Box::new(move |outcome| {
+        let then = move |outcome| {
             if let (Outcome::Told(..), Some(context)) = (&outcome, Weak::upgrade(&context)) {
                 for (name, slot) in &call.slots {
                     context.release_at(&call.request.target(name), None, *slot, None);
@@ -359,7 +353,7 @@ impl Context {
             }
             // Now the releases are counted in its place.
             drop(pending.take());
-        });
+        };
         let cancel = request::cancel(first.subject());
         link.send(wire::Request::new(cancel, &first.name, Manner::Twice, then));
         for release in releases {

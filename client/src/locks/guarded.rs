@@ -45,10 +45,10 @@ async fn once(context: &Context, name: &Arc<[u8]>, cmd: Cmd) -> Result<Value, Er
     let node = context.node_with_room(name)?;
     let (told, answer) = oneshot::channel();
     let mut told = Some(told);
-    let then = Box::new(move |outcome| match outcome {
+    let then = move |outcome| match outcome {
         Outcome::Told(reply, _) => tell(&mut told, reply),
         Outcome::Overdue(error) => tell(&mut told, Err(error)),
-    });
+    };
     node.link.send(Request::new(cmd, name, Manner::Once, then));
     answer.await.unwrap_or_else(|_| Err(Error::shut_down()))
 }

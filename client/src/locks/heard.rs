@@ -11,7 +11,7 @@ use crate::error::{Code, Error};
 use crate::locks::acquire::Next;
 use crate::locks::{Aim, Call, CallId, Context, Hold, Phase, State, renew};
 use crate::topology::slot_of;
-use crate::wire::{Event, Listener, Manner, Request, Session, Told, What};
+use crate::wire::{Event, Listener, Manner, Outcome, Request, Session, Told, What};
 
 impl Listener for Context {
     fn heard(&self, session: &Arc<Session>, told: &Told, is_new: bool, since: Option<Instant>) {
@@ -45,6 +45,10 @@ impl Listener for Context {
             let was_refused = |hold: &Arc<Hold>| hold.was_refused.swap(false, Ordering::Relaxed);
             renew::all(&this, was_refused);
         }
+    }
+
+    fn answered(self: Arc<Self>, call: CallId, outcome: Outcome) {
+        self.on_answer(call, outcome);
     }
 
     fn broken(&self, session: &Arc<Session>) {

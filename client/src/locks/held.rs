@@ -143,7 +143,7 @@ impl Context {
         // Waited for by a client that shuts down, for as long as a reply may take.
         let mut pending = Some(self.background.pending.token());
         let mut span = Some(trace::release(target.shown(), &target.owner, target.mode));
-        let then = Box::new(move |outcome| {
+        let then = move |outcome| {
             drop((pending.take(), span.take()));
             match outcome {
                 Outcome::Overdue(error) => tell(&mut report, Err(error)),
@@ -161,7 +161,7 @@ impl Context {
                     tell(&mut report, released);
                 }
             }
-        });
+        };
         let cmd = request::release(target.subject(), token);
         let request = Request::new(cmd, &target.name, Manner::Twice, then);
         self.router.home(&target.name).link.send(request);

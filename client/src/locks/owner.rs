@@ -1,9 +1,8 @@
 //! Owners of locks: an owner is a value, not a thread.
 
-use std::fmt;
-use std::sync::Arc;
+use std::fmt::{self, Write as _};
 
-use smallvec::SmallVec;
+use arrayvec::ArrayString;
 
 /// The owner of a lock: the client's id and a number, `<client uuid>:<number>`.
 ///
@@ -34,20 +33,16 @@ use smallvec::SmallVec;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
-    pub(crate) name: Arc<str>,
+    pub(crate) name: OwnerName,
     /// Whether it is the owner of a kept lock, whose guards use it one after the other.
     pub(crate) is_kept: bool,
 }
 
 impl Owner {
     pub(crate) fn new(client: &str, number: u64) -> Self {
-        let mut text = SmallVec::<[u8; 64]>::new();
-        // Every call has an owner: put together without memory of its own.
-        text.extend_from_slice(client.as_bytes());
-        text.push(b':');
-        text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
-        // All of it is text.
-        let name = str::from_utf8(&text).unwrap_or_default().into();
+        let mut name = OwnerName::new();
+        // There is room for both.
+        let _ = write!(name, "{client}:{number}");
         Self {
             name,
             is_kept: false,
@@ -65,6 +60,9 @@ impl Owner {
         number.is_some_and(|number| number.starts_with(':'))
     }
 }
+
+/// A client's id, of 36 bytes, and a number. Every call has an owner: it needs no memory of its own.
+pub(crate) type OwnerName = ArrayString<64>;
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -103,13 +103,13 @@ fn start(
     };
     let Some(acknowledger) = node.acknowledger.as_ref().filter(|_| aim != Aim::Hold) else {
         let by_enough = node.acknowledger.is_none().then_some(Ok(()));
-        let then = Box::new(move |outcome| match outcome {
+        let then = move |outcome| match outcome {
             Outcome::Overdue(error) => tell(&mut renewing.report, Err(error)),
             Outcome::Told(reply, sending) => {
                 let is_held = read_by(reply, read_renewed);
                 renewing.told(is_held.map(|is_held| (is_held, by_enough.clone())), sending);
             }
-        });
+        };
         let request = Request::new(cmd, &target.name, Manner::Twice, then);
         return node.link.send(request.tying(Arc::<Hold>::clone(hold)));
     };

@@ -13,6 +13,7 @@ use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locked;
 use crate::locks::keep::{KeptKey, Place, is_fit};
+use crate::locks::owner::OwnerName;
 use crate::locks::{Helds, Hold, Request, Target};
 use crate::wire::{Event, Kind, Sending, Session};
 
@@ -262,9 +263,11 @@ impl State {
 
     /// The slot that an event names.
     pub(super) fn find(&self, event: &Event) -> Option<SlotId> {
+        let owner = str::from_utf8(&event.owner).ok()?;
         let key = Key {
             name: event.name.as_slice().into(),
-            owner: event.owner.as_slice().into(),
+            // That of another has no slot here.
+            owner: OwnerName::from(owner).ok()?,
             kind: event.kind,
         };
         self.ids.get(&key).copied()
@@ -429,7 +432,7 @@ impl State {
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Key {
     name: Arc<[u8]>,
-    owner: Arc<[u8]>,
+    owner: OwnerName,
     kind: Kind,
 }
 
@@ -437,7 +440,7 @@ impl Key {
     fn of(target: &Target) -> Self {
         Self {
             name: Arc::clone(&target.name),
-            owner: Arc::clone(&target.owner.name).into(),
+            owner: target.owner.name,
             kind: target.mode.kind(),
         }
     }

@@ -50,10 +50,14 @@ pub(crate) struct Connection {
 impl Connection {
     /// Ends when the peer is known to have closed it, or another server has been found, by another
     /// connection or by the word of the sentinels.
-    pub(crate) async fn over(&self) {
-        tokio::select! {
-            () = self.closed.cancelled() => {}
-            () = self.replaced.cancelled() => {}
+    pub(crate) fn over(&self) -> impl Future<Output = ()> + use<> {
+        let (closed, replaced) = (self.closed.clone(), self.replaced.clone());
+        async move {
+            tokio::select! {
+                biased;
+                () = closed.cancelled() => {}
+                () = replaced.cancelled() => {}
+            }
         }
     }
 }

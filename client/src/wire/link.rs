@@ -15,10 +15,10 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use futures_util::future::OptionFuture;
-use futures_util::stream::{StreamExt, unfold};
+use futures_util::stream::{FuturesUnordered, StreamExt, unfold};
 use redis::{Cmd, Pipeline, Value};
 use smallvec::SmallVec;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::yield_now;
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -124,10 +124,15 @@ impl Bound {
 
     /// Ends when the connection is of no use: it is over, or the session is not in its life any
     /// more.
-    async fn over(&self, state: &mut watch::Receiver<State>) {
-        tokio::select! {
-            _ = state.wait_for(|now| now.life() != Some(self.life)) => {}
-            () = self.connection.over() => {}
+    fn over(&self, session: &Session) -> impl Future<Output = ()> + use<> {
+        let (life, mut state) = (self.life, session.state.subscribe());
+        let over = self.connection.over();
+        async move {
+            tokio::select! {
+                biased;
+                _ = state.wait_for(|now| now.life() != Some(life)) => {}
+                () = over => {}
+            }
         }
     }
 }
@@ -164,7 +169,9 @@ impl Driver {
             Some((bound, (pace, heard)))
         });
         let (mut bindings, mut bound) = (pin!(bindings), None::<Bound>);
-        let mut state = session.state.subscribe();
+        // At most one. It is looked at only when it was woken: to listen anew for each command would
+        // cost as much as all else that is done here.
+        let mut over = FuturesUnordered::new();
         let (mut batch, mut is_closed, mut taken) = (Vec::new(), false, 0_usize);
         let mut alarm = pin!(sleep_until(self.heard));
         while !(is_closed && self.commands.is_empty() && self.in_flight.is_empty()) {
@@ -173,16 +180,16 @@ impl Driver {
                 None => self.wait_for_connection(is_closed),
             }
             let is_set = self.set_alarm(alarm.as_mut());
-            let over = bound.as_ref().map(|bound| bound.over(&mut state));
             let first = self.in_flight.front_mut().map(|first| &mut first.replies);
             let is_of_use = tokio::select! {
                 biased;
-                Some(()) = OptionFuture::from(over) => false,
+                Some(()) = over.next() => false,
                 Some(tried) = bindings.next(), if bound.is_none() => {
                     // Commands whose way has changed go it before the others are sent: a slot that
                     // was on its way may have arrived, or stayed.
                     let tried = tried.inspect(|_| self.pass_on(|request| request.asking));
                     bound = tried.inspect_err(|error| self.could_not(error)).ok();
+                    over.extend(bound.as_ref().map(|bound| bound.over(&session)));
                     bound.is_some()
                 }
                 // Before the replies: the server works on these while callers hear of those. Not
@@ -197,9 +204,11 @@ impl Driver {
                 Some(replies) = OptionFuture::from(first) => {
                     taken = 0;
                     let is_of_use = self.answered(replies);
-                    // Callers that were answered can send their next commands before the others are
-                    // told, which keeps the server busy.
-                    yield_now().await;
+                    if !self.in_flight.is_empty() {
+                        // Callers that were answered can send their next commands before the others
+                        // are told, which keeps the server busy.
+                        yield_now().await;
+                    }
                     is_of_use
                 }
                 () = alarm.as_mut(), if is_set => self.look(),
@@ -210,6 +219,7 @@ impl Driver {
             };
             if !is_of_use {
                 bound = None;
+                over.clear();
                 self.begin_anew();
             }
         }

@@ -39,6 +39,9 @@ pub(crate) trait Listener: Send + Sync {
     /// this life with all that there was to tell.
     fn heard(&self, session: &Arc<Session>, told: &Told, is_new: bool, since: Option<Instant>);
 
+    /// The outcome of the ACQUIRE of this call.
+    fn answered(self: Arc<Self>, call: u64, outcome: Outcome);
+
     /// The session's server is not reached, and another may be in its place.
     fn broken(&self, session: &Arc<Session>);
 
@@ -345,8 +348,25 @@ pub(crate) enum Outcome {
     Overdue(Error),
 }
 
-/// The callback of a command.
-pub(crate) type Then = Box<dyn FnMut(Outcome) + Send>;
+/// Who hears the outcome of a command.
+pub(super) enum Then {
+    /// A call of the client, by its number. It needs no memory of its own: this is in every lock.
+    Call(Weak<dyn Listener>, u64),
+    Told(Box<dyn FnMut(Outcome) + Send>),
+}
+
+impl Then {
+    fn hears(&mut self, outcome: Outcome) {
+        match self {
+            Self::Call(client, call) => {
+                if let Some(client) = client.upgrade() {
+                    client.answered(*call, outcome);
+                }
+            }
+            Self::Told(then) => then(outcome),
+        }
+    }
+}
 
 /// The time of a sending, and the session's state at that time.
 #[derive(Clone, Debug)]
@@ -390,7 +410,26 @@ impl Sending {
 }
 
 impl Request {
-    pub(crate) fn new(cmd: Cmd, name: &Arc<[u8]>, manner: Manner, then: Then) -> Self {
+    pub(crate) fn new(
+        cmd: Cmd,
+        name: &Arc<[u8]>,
+        manner: Manner,
+        then: impl FnMut(Outcome) + Send + 'static,
+    ) -> Self {
+        Self::told_to(Then::Told(Box::new(then)), cmd, name, manner)
+    }
+
+    /// The ACQUIRE of a call.
+    pub(crate) fn of_call(
+        call: u64,
+        client: Weak<dyn Listener>,
+        cmd: Cmd,
+        name: &Arc<[u8]>,
+    ) -> Self {
+        Self::told_to(Then::Call(client, call), cmd, name, Manner::Asks)
+    }
+
+    fn told_to(then: Then, cmd: Cmd, name: &Arc<[u8]>, manner: Manner) -> Self {
         Self {
             cmd,
             then,
@@ -425,13 +464,13 @@ impl Request {
     pub(super) fn told(&mut self, reply: Result<Value, Error>) {
         // It counts no more when its caller hears of it.
         drop(self.counted.take());
-        (self.then)(Outcome::Told(reply, self.sent.take()));
+        self.then.hears(Outcome::Told(reply, self.sent.take()));
     }
 
     /// Its caller hears why there is no answer yet.
     pub(super) fn put_off(&mut self, why: Error) {
         self.until = None;
-        (self.then)(Outcome::Overdue(why));
+        self.then.hears(Outcome::Overdue(why));
     }
 
     /// No answer has come in time: whether its caller goes on waiting for one.
