@@ -36,4 +36,4 @@ pub(crate) mod request;
 pub(crate) use request::{Durability, Kind, Mode, Subject, WaitMode};
 
 pub(crate) mod reply;
-pub(crate) use reply::{Acquired, Event, Id, NAMELESS, Range, SLOTS, Told, What};
+pub(crate) use reply::{Acquired, Cluster, Event, Id, NAMELESS, Primaries, SLOTS, Told, What};

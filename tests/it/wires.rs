@@ -185,6 +185,11 @@ impl Wires {
                     continue;
                 }
                 opened(&there.to_server).await;
+                if String::from_utf8_lossy(&bytes[..count]).contains("SHARDS") {
+                    // All nodes serve something.
+                    let _ = told.send((Instant::now() + slow.by, b"*0\r\n".to_vec()));
+                    continue;
+                }
                 if String::from_utf8_lossy(&bytes[..count]).contains("SLOTS") {
                     let _ = told.send((Instant::now() + slow.by, this.slots().into_bytes()));
                     continue;

@@ -151,6 +151,9 @@ impl Context {
     }
 
     fn on_reply(&self, call: &mut Call, acquired: Acquired, sending: Sending) -> Option<Next> {
+        if !sending.asking {
+            self.give_back_stray(call, acquired);
+        }
         let (seq, life) = match acquired {
             Acquired::NotHeld(lease_left) => {
                 return Some(Next::Fail(Error::not_acquired(lease_left)));
@@ -173,14 +176,29 @@ impl Context {
         next
     }
 
+    /// The node that serves the lock has answered by itself, so the lock is not where a grant
+    /// behind `ASKING` came from. If that stayed there, a later call behind `ASKING` would find it,
+    /// with a smaller token than owners had in between. If that node serves it by now, the grant is
+    /// the same one.
+    fn give_back_stray(&self, call: &mut Call, acquired: Acquired) {
+        let stray = call.stray.take();
+        let is_other = |(token, _): &(u64, _)| acquired != Acquired::Granted(*token);
+        let Some((token, session)) = stray.filter(is_other) else {
+            return;
+        };
+        let link = &self.router.node_of(&session, call.first()).link;
+        for (name, _) in &call.slots {
+            let release = request::release(call.request.target(name).subject(), Some(token));
+            let release = wire::Request::new(release, name, Manner::Asks, |_| {});
+            link.send(release.asking(true));
+        }
+    }
+
     /// The ACQUIRE was refused, or its reply says nothing.
     fn on_refusal(&self, call: &mut Call, error: Error, is_again: bool) -> Next {
-        if error.code() == Code::TryAgain {
+        if error.code() == Code::TryAgain && call.request.wait_mode.waits() {
             // The server is there, and the keys of the lock are on their way to each other.
-            call.tries = 0;
-            if call.request.wait_mode.waits() {
-                call.since = Instant::now();
-            }
+            call.since = Instant::now();
         }
         let is_late = !call.was_queued && call.since.elapsed() >= self.router.response_timeout;
         let there = self.router.redirected(&error);
@@ -203,7 +221,10 @@ impl Context {
                 call.phase = Phase::Refused;
                 return Next::Refused;
             }
-            _ if is_sent_on || may_pass && error.is_unavailable() => return Next::Pause,
+            _ if is_sent_on || may_pass && error.is_unavailable() => {
+                call.tries = 0;
+                return Next::Pause;
+            }
             _ => {}
         }
         // It, or an earlier copy, may have been carried out.
@@ -376,12 +397,15 @@ impl Call {
     /// and was on its way once more. Then the node that serves the slot may have granted the lock
     /// to another owner. If it sends us there again, the lock is not with it.
     fn granted(&mut self, token: u64, by: Sending) -> Next {
-        let was_ahead = self.ahead.replace(token) == Some(token);
         let lease = self.request.options.lease;
         let is_late = by.at.elapsed().saturating_mul(FRESH_PART) > lease;
         let until = by.confidence.until();
         let is_lost = until.is_some_and(|until| until <= Instant::now());
-        let is_stray = by.asking && !was_ahead;
+        let before = by.asking.then(|| {
+            let stray = (token, Arc::clone(&by.session));
+            self.stray.replace(stray).map(|(before, _)| before)
+        });
+        let is_stray = before.is_some_and(|before| before != Some(token));
         if by.is_of_former_life() || is_late || is_lost || is_stray {
             // Without a pause where it can help: a short lease would end meanwhile.
             let again = if is_lost {

@@ -251,7 +251,7 @@ impl Caller {
                 pending: context.background.pending.token(),
                 since: now,
                 was_queued: self.was_held_up,
-                ahead: None,
+                stray: None,
                 tries: 0,
                 backoff: Backoff::new(),
             });

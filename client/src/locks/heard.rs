@@ -82,7 +82,7 @@ impl Listener for Context {
             return request.fail(error);
         }
         let there = self.router.redirected(&error);
-        let is_lost = request.hops > HOPS;
+        let is_lost = request.hops.is_multiple_of(HOPS);
         if let Some(route) = there.filter(|_| !is_lost) {
             request = request.asking(route.asking);
             return route.node.link.send(request);
@@ -207,5 +207,6 @@ enum Subject {
     Call(CallId, Option<Next>),
 }
 
-/// How often in a row nodes may redirect a command without a pause.
+/// A command that nodes send to each other pauses after so many of them. Then it may be sent on
+/// again: a node that stands still for a while is where it was.
 const HOPS: u32 = 5;

@@ -234,9 +234,11 @@ impl Hold {
         all.any(|sending| Arc::ptr_eq(&sending.session, session))
     }
 
-    /// Whether the session that confirms it is connected, and would hear of its loss.
+    /// Whether the sessions by whose word it is held, or may be, are connected, and would hear of
+    /// its loss.
     pub(crate) fn is_watched(&self) -> bool {
-        locked(&self.validity).by.is_watched()
+        let validity = locked(&self.validity);
+        validity.by.is_watched() && validity.or_by.iter().all(Sending::is_watched)
     }
 
     /// Whether the session has begun anew since this was confirmed.

@@ -61,7 +61,8 @@ impl Owner {
     }
 }
 
-/// A client's id, of 36 bytes, and a number. Every call has an owner: it needs no memory of its own.
+/// A client's id, of 36 bytes, and a number. Every call has an owner: that needs no memory of its
+/// own.
 pub(crate) type OwnerName = ArrayString<64>;
 
 impl fmt::Display for Owner {

@@ -42,9 +42,9 @@ pub(crate) async fn ask(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) -> R
         start(context, hold, aim, turn.map_err(busy)?, Some(report), None);
         match outcome.await.unwrap_or_else(|_| Err(Error::shut_down())) {
             // The session connection has broken, and is there again in a moment; or the lock is at
-            // a node that the client has yet to find.
+            // a node that the client has yet to find, or on its way there.
             Err(error)
-                if (error.code().is_without_session() || error.redirect().is_some())
+                if (error.code().is_without_session() || error.code().is_misdirection())
                     && since.elapsed() < limit =>
             {
                 sleep(pauses.next()).await;

@@ -146,8 +146,8 @@ pub(super) struct Call {
     /// Whether a server has taken it into its queue. Before that a lost server ends the call; after
     /// it the wait goes on until the server is back.
     pub(super) was_queued: bool,
-    /// The token of the last grant that was not counted on.
-    pub(super) ahead: Option<u64>,
+    /// The token of a grant behind `ASKING` that was not counted on, and where it was given.
+    pub(super) stray: Option<(u64, Arc<Session>)>,
     /// How often in a row the answer came too late, or from a wrong node.
     pub(super) tries: u32,
     pub(super) backoff: Backoff,

@@ -9,10 +9,10 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{sleep, timeout};
 
 use crate::chance::random;
-use crate::topology::map::{Map, is_stranger};
+use crate::topology::map::Map;
 use crate::topology::{Node, Route, Router, slot_of};
-use crate::wire::reply::{read_redirect, read_slots};
-use crate::wire::{Connector, Id, NAMELESS, Range, request};
+use crate::wire::reply::read_redirect;
+use crate::wire::{Cluster, Connector, Id, NAMELESS};
 use crate::{Backoff, Error, locked};
 
 impl Router {
@@ -44,7 +44,7 @@ impl Router {
         let mut map = locked(&self.map);
         let home = map.slots.get(&slot_of(name));
         let id = home.or_else(|| map.nodes.keys().next()).cloned();
-        self.node(&mut map, &id.unwrap_or_else(|| Id::from(":")))
+        self.node(&mut map, &id.unwrap_or_else(|| Id::from("")))
     }
 
     fn node(&self, map: &mut Map, id: &Id) -> Arc<Node> {
@@ -55,39 +55,34 @@ impl Router {
             let address = addresses.get(id).and_then(|known| known.first());
             let connector = address.map(|address| self.first.other(address));
             let connector = connector.unwrap_or_else(|| self.first.clone());
-            let told = Some(Arc::clone(id)).filter(|id| !is_stranger(id));
+            let told = Some(Arc::clone(id)).filter(|id| !id.is_empty());
             Node::start(connector, told, &self.identity)
         };
         Arc::clone(nodes.entry(Arc::clone(id)).or_insert_with(start))
     }
 
+    /// Where a redirect leads, if that node is known.
     pub(super) fn follow(&self, redirect: &str) -> Option<Route> {
         let (asking, host, port) = read_redirect(redirect)?;
-        let host = host.filter(|host| *host != NAMELESS);
         let mut map = locked(&self.map);
-        let host_of_stranger = host.filter(|_| asking);
-        let id = map.at(host, port);
-        let id = id.or_else(|| Some(map.stranger(host_of_stranger?, port)))?;
+        let id = map.at(host.filter(|host| *host != NAMELESS), port)?;
         let node = self.node(&mut map, &id);
         Some(Route { node, asking })
     }
 
     /// Reads the map: see [`Map::learn`].
     async fn refresh(&self) -> Result<Option<BTreeSet<u16>>, Error> {
-        let ranges = self.ask_around().await?;
-        Ok(locked(&self.map).learn(&ranges))
+        let told = self.ask_around().await?;
+        Ok(locked(&self.map).learn(told))
     }
 
     /// Asks one node after the other; a slow answer does not hold up the question to the next.
-    async fn ask_around(&self) -> Result<Vec<Range>, Error> {
+    async fn ask_around(&self) -> Result<Cluster, Error> {
         let mut whom = self.whom_to_ask().into_iter();
         let mut asked = FuturesUnordered::new();
         let mut last = Error::no_cluster();
         loop {
-            asked.extend(whom.next().map(|one| async move {
-                let read = |reply: &_| read_slots(reply, &one.address());
-                one.ask(request::slots(), read).await
-            }));
+            asked.extend(whom.next().map(|one| async move { one.cluster().await }));
             match timeout(HEDGE, asked.next()).await {
                 Ok(Some(Ok(answer))) => return Ok(answer),
                 Ok(Some(Err(error))) => last = error,
@@ -99,9 +94,7 @@ impl Router {
 
     fn whom_to_ask(&self) -> Vec<Connector> {
         let map = locked(&self.map);
-        // A stranger may be of no cluster any more, or of another.
-        let known = map.addresses.iter().filter(|(id, _)| !is_stranger(id));
-        let firsts = known.filter_map(|(_, known)| known.first());
+        let firsts = map.addresses.values().filter_map(|known| known.first());
         let mut whom: Vec<_> = firsts.map(|known| self.first.other(known)).collect();
         // One node does not get all questions.
         whom.sort_by_cached_key(|_| random());

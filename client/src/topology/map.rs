@@ -5,31 +5,31 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::topology::Node;
-use crate::wire::{Address, Id, Range, SLOTS};
+use crate::wire::{Address, Cluster, Id, Primaries, SLOTS};
 
 #[derive(Default)]
 pub(super) struct Map {
     /// Which node serves each slot, as far as somebody has told.
     pub(super) slots: BTreeMap<u16, Id>,
-    /// The addresses of each node; the first is the one that the node prefers.
-    pub(super) addresses: BTreeMap<Id, Vec<Address>>,
+    /// Each node that serves something, or is a primary to which a slot may be on its way.
+    pub(super) addresses: Primaries,
     pub(super) nodes: BTreeMap<Id, Arc<Node>>,
 }
 
 impl Map {
     /// Takes note of what a node has told. The slots that have moved; `None` if none has, and no
     /// node is retired.
-    pub(super) fn learn(&mut self, ranges: &[Range]) -> Option<BTreeSet<u16>> {
+    pub(super) fn learn(&mut self, told: Cluster) -> Option<BTreeSet<u16>> {
         let mut moved = BTreeSet::new();
-        for range in ranges {
-            self.addresses.extend(range.nodes.iter().cloned());
-            if let Some((primary, _)) = range.nodes.first() {
-                moved.extend((range.first..=range.last).filter(|slot| {
-                    let before = self.slots.insert(*slot, Arc::clone(primary));
-                    before.is_some_and(|before| before != *primary)
-                }));
-            }
+        for (slots, primary) in told.ranges {
+            moved.extend(slots.filter(|slot| {
+                let before = self.slots.insert(*slot, Arc::clone(&primary));
+                before.is_some_and(|before| before != primary)
+            }));
         }
+        let serving = self.serving();
+        self.addresses.retain(|id, _| serving.contains(id));
+        self.addresses.extend(told.primaries);
         let before = self.nodes.len();
         self.retire(&mut moved);
         let is_news = !moved.is_empty() || self.nodes.len() < before;
@@ -44,49 +44,10 @@ impl Map {
         runs.into_iter().cloned().collect()
     }
 
-    /// A node that no map has named: it serves nothing yet, and the first slot is on its way there.
-    /// It is known by its address until a map has its id.
-    pub(super) fn stranger(&mut self, host: &str, port: u16) -> Id {
-        let id = Id::from(format!(":{host}:{port}"));
-        let host = host.into();
-        let address = Address { host, port };
-        self.addresses.insert(Arc::clone(&id), vec![address]);
-        id
-    }
-
-    /// The strangers that serve something by now get their ids: each has told its own (BIND). So
-    /// they keep their connections, and the session its waits.
-    fn name_strangers(&mut self, serving: &BTreeSet<Id>) {
-        let strangers = self.nodes.keys().filter(|id| is_stranger(id)).cloned();
-        for stranger in strangers.collect::<Vec<_>>() {
-            let id = self
-                .nodes
-                .get(&stranger)
-                .and_then(|node| node.session.server());
-            let is_new = |id: &Id| serving.contains(id) && !self.nodes.contains_key(id);
-            let Some(id) = id.filter(is_new) else {
-                continue;
-            };
-            if let Some(node) = self.nodes.remove(&stranger) {
-                node.session.expect(&id);
-                self.nodes.insert(id, node);
-            }
-        }
-    }
-
-    /// Leaves the nodes that serve nothing any more, or are at another address by now.
+    /// Leaves the nodes that serve nothing and are no primaries any more, or are at another address
+    /// by now.
     fn retire(&mut self, moved: &mut BTreeSet<u16>) {
-        let serving = self.serving();
-        self.name_strangers(&serving);
-        let (addresses, slots) = (&mut self.addresses, &self.slots);
-        let named = serving.iter().filter_map(|id| addresses.get(id)).flatten();
-        let named: BTreeSet<_> = named.cloned().collect();
-        addresses.retain(|id, known| {
-            let node = self.nodes.get(id).filter(|_| is_stranger(id));
-            let is_there = node.is_some_and(|node| node.session.is_attached());
-            let is_new = || known.iter().all(|address| !named.contains(address));
-            serving.contains(id) || is_there && is_new()
-        });
+        let (addresses, slots) = (&self.addresses, &self.slots);
         self.nodes.retain(|id, node| {
             let known = addresses.get(id);
             let stays =
@@ -112,11 +73,6 @@ impl Map {
         let is_only = host.is_some() || there.next().is_none();
         is_only.then(|| Arc::clone(only))
     }
-}
-
-/// Whether this is the address of a node in place of its id.
-pub(super) fn is_stranger(id: &Id) -> bool {
-    id.starts_with(':')
 }
 
 /// The slot of a name, or of the part between its first `{` and the next `}` if that is not empty,
@@ -153,22 +109,17 @@ mod tests {
         Address { host, port: 1 }
     }
 
+    /// Each of these serves one slot.
     fn learn(map: &mut Map, told: &[(&str, &str, &[&str])]) -> Option<BTreeSet<u16>> {
-        let ranges = (0..)
-            .zip(told)
-            .map(|(slot, (id, host, other_hosts))| Range {
-                first: slot,
-                last: slot,
-                nodes: vec![(
-                    Id::from(*id),
-                    [host]
-                        .into_iter()
-                        .chain(*other_hosts)
-                        .map(|host| address(host))
-                        .collect(),
-                )],
-            });
-        map.learn(&ranges.collect::<Vec<_>>())
+        let ids = told.iter().map(|(id, ..)| Id::from(*id));
+        let known = told.iter().map(|(id, host, other_hosts)| {
+            let hosts = [host].into_iter().chain(*other_hosts);
+            (Id::from(*id), hosts.map(|host| address(host)).collect())
+        });
+        map.learn(Cluster {
+            ranges: (0..).map(|slot| slot..=slot).zip(ids).collect(),
+            primaries: known.collect(),
+        })
     }
 
     fn add(map: &mut Map, id: &str, host: &str) -> Arc<Node> {
@@ -213,6 +164,29 @@ mod tests {
         let moved = learn(&mut map, &[("x", "b", &[]), ("y", "a", &[])]);
         assert_eq!(moved, Some(BTreeSet::from([0, 1])));
         assert!(map.nodes.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_primary_without_a_slot_is_known_and_stays_until_it_is_none() {
+        let mut map = Map::default();
+        learn(&mut map, &[("x", "a", &[])]);
+        let also = |map: &mut Map, primaries: &[&str]| {
+            let known = primaries
+                .iter()
+                .map(|id| (Id::from(*id), vec![address(id)]));
+            map.learn(Cluster {
+                ranges: Vec::new(),
+                primaries: known.collect(),
+            })
+        };
+        assert_eq!(also(&mut map, &["y"]), None);
+        assert_eq!(map.at(Some("y"), 1).as_deref(), Some("y"));
+        let node = add(&mut map, "y", "y");
+        assert_eq!(also(&mut map, &["y"]), None);
+        assert!(!node.session.is_retired());
+        assert_eq!(also(&mut map, &[]), Some(BTreeSet::new()));
+        assert!(node.session.is_retired());
+        assert_eq!(map.at(Some("a"), 1).as_deref(), Some("x"), "it serves");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::aio::SendError;
-use redis::{Cmd, ConnectionInfo, PushInfo, Value};
+use redis::{ConnectionInfo, PushInfo};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
@@ -12,9 +12,9 @@ use crate::backoff::part_of;
 use crate::chance::random;
 use crate::error::{Code, Error};
 use crate::time::part_of_grace;
-use crate::wire::endpoint::{address, at, read};
-use crate::wire::reply::{is_replica, read_by};
-use crate::wire::{Address, Dialer, Sentinels, Socket, request};
+use crate::wire::endpoint::{address, at, is_tls, read};
+use crate::wire::reply::{is_replica, read_by, read_shards, read_slots};
+use crate::wire::{Address, Cluster, Dialer, Sentinels, Socket, request};
 use crate::{locked, part};
 
 /// Opens connections to the server, wherever that is at the moment: it is looked up before each.
@@ -110,15 +110,16 @@ impl Connector {
         Ok(at(&self.server, &address))
     }
 
-    /// Asks the server this one thing, on a connection of its own. A replica may answer it too.
-    pub(crate) async fn ask<T>(
-        &self,
-        cmd: Cmd,
-        read: impl FnOnce(&Value) -> Option<T>,
-    ) -> Result<T, Error> {
+    /// The cluster as this node tells it, which may be a replica, on a connection of its own.
+    pub(crate) async fn cluster(&self) -> Result<Cluster, Error> {
         let ignored = |_: PushInfo| Ok::<_, SendError>(());
-        let socket = self.dialer.open(&self.find().await?, ignored).await?;
-        read_by(socket.ask(cmd, self.dialer.response_timeout).await, read)
+        let socket = self.dialer.open(&self.server, ignored).await?;
+        let ask = |cmd| socket.clone().ask(cmd, self.dialer.response_timeout);
+        let (asked, is_tls) = (self.address(), is_tls(&self.server));
+        let shards = ask(request::shards()).await;
+        let primaries = read_by(shards, |shards| read_shards(shards, &asked, is_tls))?;
+        let slots = ask(request::slots()).await;
+        read_by(slots, |slots| read_slots(slots, &asked, primaries))
     }
 
     /// Looks up where the server is and connects to it, if it is a primary.

@@ -30,7 +30,7 @@ pub(crate) struct Certificates {
 impl Certificates {
     pub(super) fn client(&self, info: ConnectionInfo) -> Result<redis::Client, Error> {
         #[cfg(feature = "tls")]
-        if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
+        if is_tls(&info) {
             return self.tls_client(info);
         }
         // There are none without the feature.
@@ -116,6 +116,11 @@ pub(super) fn address(server: &ConnectionInfo) -> Address {
         },
         _ => Address::default(),
     }
+}
+
+/// Whether it is spoken to by TLS.
+pub(super) fn is_tls(server: &ConnectionInfo) -> bool {
+    matches!(server.addr(), ConnectionAddr::TcpTls { .. })
 }
 
 /// Another server, spoken to in the same way.

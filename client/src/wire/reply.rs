@@ -1,6 +1,7 @@
 //! Parses the servers' replies by their shape.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -160,45 +161,67 @@ pub(crate) fn read_renewed(reply: &Value) -> Option<bool> {
     Some(read::<u64>(reply)? > 0)
 }
 
-/// The answer of the node at this address to `CLUSTER SLOTS`.
-pub(crate) fn read_slots(reply: &Value, asked: &Address) -> Option<Vec<Range>> {
-    let ranges = reply.as_sequence()?.iter();
-    ranges.map(|range| read_range(range, asked)).collect()
+/// The answer of the node at this address to `CLUSTER SHARDS`: the primaries, also those without a
+/// slot. It does not say for sure who serves what.
+pub(super) fn read_shards(reply: &Value, asked: &Address, is_tls: bool) -> Option<Primaries> {
+    let mut primaries = Primaries::new();
+    for shard in reply.as_sequence()? {
+        for node in read::<Details>(shard)?.get("nodes")?.as_sequence()? {
+            let node = read::<Details>(node)?;
+            let text = |name| read_text(node.get(name)?);
+            let is = |name, word| text(name).as_deref() == Some(word);
+            let port = node.get(if is_tls { "tls-port" } else { "port" });
+            // Of a node that has failed nothing is expected any more.
+            if let Some(port) = port.filter(|_| is("role", "master") && is("health", "online")) {
+                let addresses = addresses(text("endpoint"), read(port)?, &node, asked);
+                primaries.insert(text("id")?.into(), addresses);
+            }
+        }
+    }
+    Some(primaries)
 }
 
-fn read_range(range: &Value, asked: &Address) -> Option<Range> {
-    let [first, last, nodes @ ..] = range.as_sequence()? else {
-        return None;
-    };
-    let nodes = nodes.iter().map(|node| read_node(node, asked));
-    let mut nodes: Vec<_> = nodes.collect::<Option<_>>()?;
-    let is_known = |(_, addresses): &Member| !addresses.is_empty();
-    // Without its primary nothing can be said of the range.
-    let is_of_use = nodes.first().is_some_and(is_known);
-    nodes.retain(|node| is_of_use && is_known(node));
-    let (first, last) = (read(first)?, read(last)?);
-    Some(Range { first, last, nodes })
+/// The answer of the node at this address to `CLUSTER SLOTS`, beside the primaries that it knows.
+pub(super) fn read_slots(reply: &Value, asked: &Address, primaries: Primaries) -> Option<Cluster> {
+    let ranges = Vec::new();
+    let mut cluster = Cluster { ranges, primaries };
+    for range in reply.as_sequence()? {
+        let [first, last, primary, ..] = range.as_sequence()? else {
+            return None;
+        };
+        let [host, port, id, more @ ..] = primary.as_sequence()? else {
+            return None;
+        };
+        // Names and values, as a map or behind one another.
+        let details = more.first().and_then(read::<Details>).unwrap_or_default();
+        let addresses = addresses(read_text(host), read(port)?, &details, asked);
+        // Without its primary's address nothing can be said of the range.
+        if !addresses.is_empty() {
+            let id = Id::from(read_text(id)?);
+            let slots = read(first)?..=read(last)?;
+            cluster.ranges.push((slots, Arc::clone(&id)));
+            cluster.primaries.insert(id, addresses);
+        }
+    }
+    Some(cluster)
 }
 
-/// Reads a node. Without a host it is at the host of the node that answered. A node that should be
-/// called by its name and has none is [`NAMELESS`], and known only by what else is told of it.
-fn read_node(node: &Value, asked: &Address) -> Option<Member> {
-    let [host, port, id, more @ ..] = node.as_sequence()? else {
-        return None;
-    };
-    let text = |text: &Value| read::<String>(text).filter(|text| !text.is_empty());
-    // Names and values, as a map or behind one another.
-    let details = more.first().and_then(read::<HashMap<String, Value>>);
-    let detail = |name| details.as_ref()?.get(name).and_then(text);
-    let host = text(host).unwrap_or_else(|| asked.host.to_string());
+type Details = HashMap<String, Value>;
+
+fn read_text(text: &Value) -> Option<String> {
+    read::<String>(text).filter(|text| !text.is_empty())
+}
+
+/// Where a node is: first at the host that it prefers. Without one it is at the host of the node
+/// that answered. One that should be called by its name and has none is [`NAMELESS`], and known
+/// only by what else is told of it.
+fn addresses(host: Option<String>, port: u16, details: &Details, asked: &Address) -> Vec<Address> {
+    let host = host.unwrap_or_else(|| asked.host.to_string());
     let preferred = Some(host).filter(|host| *host != NAMELESS);
+    let detail = |name| read_text(details.get(name)?);
     let hosts = [preferred, detail("ip"), detail("hostname")];
-    let port = read(port)?;
-    let addresses = hosts.into_iter().flatten().map(|host| Address {
-        host: host.into(),
-        port,
-    });
-    Some((text(id)?.into(), addresses.collect()))
+    let hosts = hosts.into_iter().flatten().map(String::into_boxed_str);
+    hosts.map(|host| Address { host, port }).collect()
 }
 
 /// Where a node says that a command has to go, by `MOVED slot host:port` or `ASK slot host:port`.
@@ -218,20 +241,20 @@ pub(crate) fn read_redirect(text: &str) -> Option<(bool, Option<&str>, u16)> {
     Some((only_this, host, port.parse().ok()?))
 }
 
-/// A run of slots and its nodes, as a node of the cluster tells it.
-pub(crate) struct Range {
-    pub(crate) first: u16,
-    pub(crate) last: u16,
-    /// The primary, and then its replicas.
-    pub(crate) nodes: Vec<Member>,
+/// A cluster, as one of its nodes tells it.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    /// Which primary serves which slots.
+    pub(crate) ranges: Vec<(RangeInclusive<u16>, Id)>,
+    pub(crate) primaries: Primaries,
 }
+
+/// The primaries that serve something, or have not failed, and their addresses: first the one that
+/// it prefers. Another node may call it by one of the others.
+pub(crate) type Primaries = BTreeMap<Id, Vec<Address>>;
 
 /// A node's id: the same whatever the node is called, and after a restart too.
 pub(crate) type Id = Arc<str>;
-
-/// A node of a cluster, and its addresses: first the one that it prefers. Another node may call it
-/// by one of the others.
-type Member = (Id, Vec<Address>);
 
 /// The host of a node that should be called by its name, and has none.
 pub(crate) const NAMELESS: &str = "?";
@@ -275,48 +298,71 @@ mod tests {
     #[test]
     fn a_node_without_a_name_is_at_its_address_and_not_at_that_of_the_one_asked() {
         let text = |text: &str| Value::BulkString(text.into());
-        let node = |host, details| Value::Array(vec![host, Value::Int(7), text("id"), details]);
-        let range = |nodes: Vec<Value>| {
-            let parts = [Value::Int(0), Value::Int(9)].into_iter().chain(nodes);
-            let reply = Value::Array(vec![Value::Array(parts.collect())]);
-            let ranges = read_slots(&reply, &asked());
-            ranges.expect("well formed").remove(0).nodes
+        let hosts = |host, details| {
+            let node = Value::Array(vec![host, Value::Int(7), text("id"), details]);
+            let range = Value::Array(vec![Value::Int(0), Value::Int(9), node]);
+            let reply = Value::Array(vec![range]);
+            let cluster = read_slots(&reply, &asked(), Primaries::new()).expect("well formed");
+            let known = cluster.primaries.get("id").cloned().unwrap_or_default();
+            let is_known = !cluster.ranges.is_empty();
+            assert_eq!(is_known, !known.is_empty());
+            known.into_iter().map(|one| one.host).collect::<Vec<_>>()
         };
+        let nothing = || Value::Array(vec![]);
         let map = Value::Map(vec![(text("ip"), text("10.0.0.1"))]);
         let flat = Value::Array(vec![text("ip"), text("10.0.0.2")]);
-        let nothing = Value::Array(vec![]);
-        let hosts = |nodes: Vec<Member>| {
-            let host = |(id, mut addresses): Member| {
-                assert_eq!((&*id, addresses[0].port), ("id", 7));
-                addresses.remove(0).host
-            };
-            nodes.into_iter().map(host).collect::<Vec<_>>()
-        };
-        let nodes = vec![
-            node(text("?"), map),
-            node(text("?"), flat),
-            node(text("?"), nothing.clone()),
-            node(text("a"), nothing.clone()),
-            node(Value::Nil, nothing.clone()),
-            node(text(""), nothing.clone()),
-        ];
-        let known = ["10.0.0.1", "10.0.0.2", "a", "asked", "asked"].map(Box::from);
-        assert_eq!(hosts(range(nodes)), known);
-        let replica = node(text("a"), nothing.clone());
-        assert_eq!(range(vec![node(text("?"), nothing), replica]), []);
-    }
-
-    #[test]
-    fn a_node_may_have_other_names() {
-        let text = |text: &str| Value::BulkString(text.into());
-        let details = Value::Map(vec![
+        let both = Value::Map(vec![
             (text("hostname"), text("name")),
             (text("ip"), text("10.0.0.1")),
         ]);
-        let node = Value::Array(vec![text("name"), Value::Int(7), text("id"), details]);
-        let (_, addresses) = read_node(&node, &asked()).expect("a node");
-        let hosts: Vec<_> = addresses.iter().map(|one| &*one.host).collect();
-        assert_eq!(hosts, ["name", "10.0.0.1", "name"]);
+        let of = |hosts: &[&str]| {
+            hosts
+                .iter()
+                .map(|host| Box::from(*host))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(hosts(text("?"), map), of(&["10.0.0.1"]));
+        assert_eq!(hosts(text("?"), flat), of(&["10.0.0.2"]));
+        assert_eq!(hosts(text("?"), nothing()), of(&[]));
+        assert_eq!(hosts(text("a"), nothing()), of(&["a"]));
+        assert_eq!(hosts(Value::Nil, nothing()), of(&["asked"]));
+        assert_eq!(hosts(text(""), nothing()), of(&["asked"]));
+        assert_eq!(hosts(text("name"), both), of(&["name", "10.0.0.1", "name"]));
+    }
+
+    #[test]
+    fn primaries_without_a_slot_are_known_and_failed_ones_are_not() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let node = |id, role, health| {
+            let words = ["id", id, "role", role, "health", health, "endpoint", "a"];
+            let words = words.map(text);
+            let ports = [text("port"), Value::Int(7), text("tls-port"), Value::Int(8)];
+            Value::Array(words.into_iter().chain(ports).collect())
+        };
+        let shard = |nodes| {
+            let nothing = Value::Array(vec![]);
+            Value::Array(vec![
+                text("slots"),
+                nothing,
+                text("nodes"),
+                Value::Array(nodes),
+            ])
+        };
+        let failed = node("z", "master", "fail");
+        let shards = Value::Array(vec![
+            shard(vec![
+                node("x", "master", "online"),
+                node("y", "replica", "online"),
+            ]),
+            shard(vec![failed, node("w", "master", "online")]),
+        ]);
+        for (is_tls, port) in [(false, 7), (true, 8)] {
+            let primaries = read_shards(&shards, &asked(), is_tls).expect("well formed");
+            let known = primaries.into_iter().map(|(id, known)| (id, known[0].port));
+            let expected = ["w", "x"].map(|id| (Id::from(id), port));
+            assert_eq!(known.collect::<Vec<_>>(), expected);
+        }
+        assert!(read_shards(&Value::Array(vec![text("shard")]), &asked(), false).is_none());
     }
 
     #[test]

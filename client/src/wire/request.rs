@@ -228,8 +228,13 @@ pub(crate) fn wait_for_copies(durability: Durability) -> Cmd {
 }
 
 /// `CLUSTER SLOTS`: which nodes serve which slots.
-pub(crate) fn slots() -> Cmd {
+pub(super) fn slots() -> Cmd {
     redis::cmd("CLUSTER").arg("SLOTS").take()
+}
+
+/// `CLUSTER SHARDS`: which nodes there are.
+pub(super) fn shards() -> Cmd {
+    redis::cmd("CLUSTER").arg("SHARDS").take()
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -66,7 +66,7 @@ pub(crate) struct Session {
     pub(crate) connector: Connector,
     pub(super) state: watch::Sender<State>,
     /// The node's id in a cluster, if it was told: another server may be at its address by now.
-    expected: OnceLock<Arc<str>>,
+    expected: Option<Arc<str>>,
     /// Tells that the command connection has reached a server that does not know the session: the
     /// server that the session connection listens to may not be the right one any more.
     pub(super) doubt: Notify,
@@ -164,7 +164,7 @@ impl Session {
             identity: Arc::clone(identity),
             connector,
             state: watch::Sender::default(),
-            expected: expected.map_or_else(OnceLock::new, OnceLock::from),
+            expected,
             doubt: Notify::new(),
         })
     }
@@ -190,17 +190,12 @@ impl Session {
     /// A command connection was bound at this server, in this life of the session. An error, if it
     /// is not the right server.
     pub(super) fn set_bound(&self, life: i64, server: Arc<str>) -> Result<(), Error> {
-        let expected = self.expected.get();
+        let expected = self.expected.as_ref();
         let is_right = expected.is_none_or(|expected| *expected == server);
         let right = is_right.then_some(()).ok_or_else(Error::elsewhere);
         let bound = right.clone().map(|()| (life, server));
         self.state.send_modify(|state| state.bound = Some(bound));
         right
-    }
-
-    /// The node's id is this, and a server of another is not the right one.
-    pub(crate) fn expect(&self, id: &Arc<str>) {
-        self.expected.get_or_init(|| Arc::clone(id));
     }
 
     /// None could be bound.
@@ -216,8 +211,7 @@ impl Session {
 
     /// Whether this life is surely one at the right server.
     pub(super) fn is_verified(&self, state: &State, life: i64) -> bool {
-        self.expected.get().is_none()
-            || matches!(state.bound, Some(Ok((bound, _))) if bound == life)
+        self.expected.is_none() || matches!(state.bound, Some(Ok((bound, _))) if bound == life)
     }
 
     /// The server to which the last command connection was bound.

@@ -131,6 +131,24 @@ impl Slots {
         format!("{address:0<40}")
     }
 
+    /// The answer of any node to `CLUSTER SHARDS`, without the slots.
+    fn primaries(&self) -> Frame {
+        let text = |text: &str| blob(text.to_owned());
+        let primaries = (0..self.addresses.borrow().len()).map(|node| {
+            let address = self.address_of(node);
+            let (host, port) = address.rsplit_once(':').unwrap_or((&address, "6379"));
+            let port = number(port.parse().unwrap_or_default());
+            let id = self.id_of(node);
+            let words = [
+                "id", &id, "role", "master", "health", "online", "endpoint", host,
+            ];
+            let words = words.into_iter().map(text).chain([text("port"), port]);
+            let nodes = array(vec![array(words.collect())]);
+            array(vec![text("nodes"), nodes])
+        });
+        array(primaries.collect())
+    }
+
     /// The answer of this node to `CLUSTER SLOTS`.
     fn shown(&self, asked: usize) -> Frame {
         let mut nodes = self.nodes.borrow().clone();
@@ -259,6 +277,7 @@ impl Membership {
     pub(crate) fn answer(&self, rest: &[Bytes]) -> Frame {
         match rest {
             [what] if what.eq_ignore_ascii_case(b"SLOTS") => self.slots.shown(self.node),
+            [what] if what.eq_ignore_ascii_case(b"SHARDS") => self.slots.primaries(),
             [what, key] if what.eq_ignore_ascii_case(b"KEYSLOT") => number(slot_of(key).into()),
             _ => error("ERR unknown subcommand in a server in memory"),
         }
