@@ -205,7 +205,7 @@ async fn the_first_slot_of_a_new_node_moves_like_others() {
     assert!(!guard.is_lost() && !fresh.is_lost());
 }
 
-/// A node with its first slot on its way stands still for a part of the grace, which costs no guard:
+/// A node with its first slot on its way stands still for a part of the grace. That costs no guard:
 /// it is asked again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_node_that_stands_still_for_a_while_costs_no_guard() {
