@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rlock_client::{ClientBuilder, Error, LostReason};
-use rlock_tests::{Pair, Sentinels, Server, Shards, Version, cut_off, until};
+use rlock_tests::{Pair, Proxy, Sentinels, Server, Shards, Version, cut_off, until};
 use tokio::task::JoinHandle;
 
 use super::client::{MS, calls, calm, connect, once_in_ten, patient, soon, url, wait_in_queue};
@@ -468,6 +468,23 @@ async fn a_lease_that_ends_after_a_reconnect_is_said_to_have_expired() {
         now.is_some() && now != before
     });
     assert_eq!(soon(guard.lost()).await, LostReason::Expired);
+}
+
+/// The address of the primary leads to its replica, which is promoted. The connection that waits
+/// for copies was open, and finds the new primary too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn renewals_find_the_new_primary_at_the_same_address() {
+    let Pair { primary, replica } = Pair::start();
+    let proxy = Proxy::to(primary.address());
+    let address = format!("redis://{}", proxy.address());
+    let client = acknowledged(LONG).connect(&address).await.unwrap();
+    let guard = client.lock("k").lock().await.unwrap();
+    proxy.lead_to(replica.address());
+    assert_eq!(replica.run("REPLICAOF NO ONE"), "OK");
+    let port = replica.port();
+    assert_eq!(primary.run(format!("REPLICAOF 127.0.0.1 {port}")), "OK");
+    at_last(async || guard.renew().await).await;
+    assert!(waits(&replica) > 0 && !guard.is_lost());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -152,7 +152,7 @@ impl Context {
 
     fn on_reply(&self, call: &mut Call, acquired: Acquired, sending: Sending) -> Option<Next> {
         if !sending.asking {
-            self.give_back_stray(call, acquired);
+            self.give_back_stray(call, Some(acquired));
         }
         let (seq, life) = match acquired {
             Acquired::NotHeld(lease_left) => {
@@ -180,9 +180,9 @@ impl Context {
     /// behind `ASKING` came from. If that stayed there, a later call behind `ASKING` would find it,
     /// with a smaller token than owners had in between. If that node serves it by now, the grant is
     /// the same one.
-    fn give_back_stray(&self, call: &mut Call, acquired: Acquired) {
+    fn give_back_stray(&self, call: &mut Call, answer: Option<Acquired>) {
         let stray = call.stray.take();
-        let is_other = |(token, _): &(u64, _)| acquired != Acquired::Granted(*token);
+        let is_other = |(token, _): &(u64, _)| answer != Some(Acquired::Granted(*token));
         let Some((token, session)) = stray.filter(is_other) else {
             return;
         };
@@ -350,7 +350,8 @@ impl Context {
     /// It is sent right behind the CANCEL, also for a client that is gone by the answer; and again
     /// behind that answer, for a server may have put the CANCEL off, and not the RELEASE. Before
     /// the CANCEL it would miss a grant that comes between the two.
-    pub(super) fn undo(self: &Arc<Self>, call: Call) -> oneshot::Sender<Result<Helds, Error>> {
+    pub(super) fn undo(self: &Arc<Self>, mut call: Call) -> oneshot::Sender<Result<Helds, Error>> {
+        self.give_back_stray(&mut call, None);
         self.table.with(|state| {
             for (_, slot) in &call.slots {
                 let leaving = Turn::Leaving(state.number());

@@ -94,7 +94,10 @@ impl Router {
 
     fn whom_to_ask(&self) -> Vec<Connector> {
         let map = locked(&self.map);
-        let firsts = map.addresses.values().filter_map(|known| known.first());
+        // One that serves nothing may be of no cluster any more, or of another.
+        let serving = map.serving();
+        let serving = serving.iter().filter_map(|id| map.addresses.get(id));
+        let firsts = serving.filter_map(|known| known.first());
         let mut whom: Vec<_> = firsts.map(|known| self.first.other(known)).collect();
         // One node does not get all questions.
         whom.sort_by_cached_key(|_| random());

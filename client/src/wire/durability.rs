@@ -63,7 +63,7 @@ async fn run(
 ) {
     let limit = session.response_timeout();
     let limit = limit.saturating_add(durability.within);
-    let (mut batch, mut pace, mut present) = (Vec::new(), Pace::default(), None::<Connection>);
+    let (mut batch, mut pace, mut present) = (Vec::new(), Pace::default(), None::<(_, Connection)>);
     // All that have come while the last wait lasted share the next.
     while queue.recv_many(&mut batch, usize::MAX).await > 0 {
         // Those that are handed over in one go share this wait.
@@ -80,9 +80,12 @@ async fn run(
         let callers: Vec<_> = callers.collect();
         pipeline.add_command(request::wait_for_copies(durability));
         let asked: Result<(Vec<Value>, _), Error> = async {
-            // A connection that is not known to be broken is used again.
-            present.take_if(|one| one.over().now_or_never().is_some());
-            let connection = if let Some(good) = present.take() {
+            // A connection that is not known to be broken is used again, in the same life of the
+            // session: in another, the address may lead to another server.
+            let life = session.life();
+            let is_over = |one: &Connection| one.over().now_or_never().is_some();
+            present.take_if(|(of, one)| *of != life || is_over(one));
+            let connection = if let Some((_, good)) = present.take() {
                 good
             } else {
                 pace.keep(PAUSE_MAX).await;
@@ -91,10 +94,13 @@ async fn run(
             let replies = timeout(limit, connection.socket.send(Arc::new(pipeline))).await;
             // A missing reply may come late, so the next wait needs another connection.
             let mut replies = replies.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
-            present = Some(connection);
             let copied = replies.pop().ok_or_else(|| Error::no_reply(None));
-            let (local, replicas) = read_by(copied, read_copied).map_err(Error::of_wait)?;
-            Ok((replies, durability.check(local, replicas)))
+            let copied = read_by(copied, read_copied);
+            // A server that refuses may have become a replica: the next wait looks for the primary.
+            present = copied.is_ok().then_some((life, connection));
+            let by_enough = copied.map_err(Error::of_wait);
+            let check = |(local, replicas)| durability.check(local, replicas);
+            Ok((replies, by_enough.and_then(check)))
         }
         .await;
         match asked {

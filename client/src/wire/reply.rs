@@ -174,7 +174,9 @@ pub(super) fn read_shards(reply: &Value, asked: &Address, is_tls: bool) -> Optio
             // Of a node that has failed nothing is expected any more.
             if let Some(port) = port.filter(|_| is("role", "master") && is("health", "online")) {
                 let addresses = addresses(text("endpoint"), read(port)?, &node, asked);
-                primaries.insert(text("id")?.into(), addresses);
+                if !addresses.is_empty() {
+                    primaries.insert(text("id")?.into(), addresses);
+                }
             }
         }
     }
