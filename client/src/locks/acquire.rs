@@ -186,6 +186,7 @@ impl Context {
         let Some((token, session)) = stray.filter(is_other) else {
             return;
         };
+        call.given_back = Some(token);
         let link = &self.router.node_of(&session, call.first()).link;
         for (name, _) in &call.slots {
             let release = request::release(call.request.target(name).subject(), Some(token));
@@ -406,7 +407,8 @@ impl Call {
             let stray = (token, Arc::clone(&by.session));
             self.stray.replace(stray).map(|(before, _)| before)
         });
-        let is_stray = before.is_some_and(|before| before != Some(token));
+        let is_new = |before| before != Some(token) || self.given_back == Some(token);
+        let is_stray = before.is_some_and(is_new);
         if by.is_of_former_life() || is_late || is_lost || is_stray {
             // Without a pause where it can help: a short lease would end meanwhile.
             let again = if is_lost {

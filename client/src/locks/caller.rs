@@ -252,6 +252,7 @@ impl Caller {
                 since: now,
                 was_queued: self.was_held_up,
                 stray: None,
+                given_back: None,
                 tries: 0,
                 backoff: Backoff::new(),
             });

@@ -64,7 +64,8 @@ impl Wanted {
 
     /// The renewal that asked was answered with this error.
     pub(super) fn failed(&self, error: &Error) {
-        if !error.is_unanswered() {
+        // Where the lock is by now the next renewal asks.
+        if !error.is_unanswered() && error.redirect().is_none() {
             *locked(&self.asked) = Some(Err(error.clone()));
         }
     }

@@ -17,22 +17,30 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// Takes note of what a node has told. The slots that have moved; `None` if none has, and no
-    /// node is retired.
+    /// Takes note of what a node has told. The slots that have moved; `None` if none has, no node is
+    /// retired, and no new one is known.
     pub(super) fn learn(&mut self, told: Cluster) -> Option<BTreeSet<u16>> {
-        let mut moved = BTreeSet::new();
+        let (mut moved, served) = (BTreeSet::new(), self.serving());
         for (slots, primary) in told.ranges {
             moved.extend(slots.filter(|slot| {
                 let before = self.slots.insert(*slot, Arc::clone(&primary));
                 before.is_some_and(|before| before != primary)
             }));
         }
-        let serving = self.serving();
-        self.addresses.retain(|id, _| serving.contains(id));
+        let mut ids = told.primaries.keys();
+        let knows_more = ids.any(|id| !self.addresses.contains_key(id));
+        let (serving, nodes) = (self.serving(), &self.nodes);
+        // One to which its first slot is on its way stays, whoever does not know it yet.
+        let is_there = |id: &Id| nodes.get(id).is_some_and(|node| node.session.is_attached());
+        self.addresses
+            .retain(|id, _| serving.contains(id) || is_there(id));
         self.addresses.extend(told.primaries);
         let before = self.nodes.len();
-        self.retire(&mut moved);
-        let is_news = !moved.is_empty() || self.nodes.len() < before;
+        self.retire(
+            |id| served.contains(id) && !serving.contains(id),
+            &mut moved,
+        );
+        let is_news = knows_more || !moved.is_empty() || self.nodes.len() < before;
         is_news.then_some(moved)
     }
 
@@ -44,14 +52,15 @@ impl Map {
         runs.into_iter().cloned().collect()
     }
 
-    /// Leaves the nodes that serve nothing and are no primaries any more, or are at another address
-    /// by now.
-    fn retire(&mut self, moved: &mut BTreeSet<u16>) {
+    /// Leaves the nodes that have served something and do not any more, those that are known no
+    /// more, and those that are at another address by now.
+    fn retire(&mut self, is_emptied: impl Fn(&Id) -> bool, moved: &mut BTreeSet<u16>) {
         let (addresses, slots) = (&self.addresses, &self.slots);
         self.nodes.retain(|id, node| {
             let known = addresses.get(id);
-            let stays =
-                known.is_some_and(|known| known.contains(&node.session.connector.address()));
+            let address = node.session.connector.address();
+            let is_known = known.is_some_and(|known| known.contains(&address));
+            let stays = is_known && !is_emptied(id);
             if !stays {
                 node.session.retire();
                 let served = slots.iter().filter(|(_, by)| *by == id);
@@ -179,7 +188,7 @@ mod tests {
                 primaries: known.collect(),
             })
         };
-        assert_eq!(also(&mut map, &["y"]), None);
+        assert_eq!(also(&mut map, &["y"]), Some(BTreeSet::new()), "it is new");
         assert_eq!(map.at(Some("y"), 1).as_deref(), Some("y"));
         let node = add(&mut map, "y", "y");
         assert_eq!(also(&mut map, &["y"]), None);
@@ -187,17 +196,25 @@ mod tests {
         assert_eq!(also(&mut map, &[]), Some(BTreeSet::new()));
         assert!(node.session.is_retired());
         assert_eq!(map.at(Some("a"), 1).as_deref(), Some("x"), "it serves");
+        let emptied = add(&mut map, "x", "a");
+        learn(&mut map, &[("y", "y", &[])]);
+        assert!(emptied.session.is_retired(), "it has served");
     }
 
     #[test]
     fn what_was_told_stands_and_a_change_is_noticed() {
         let mut map = Map::default();
-        assert_eq!(learn(&mut map, &[("x", "a", &[])]), None, "nobody had it");
+        let no_slot = Some(BTreeSet::new());
+        assert_eq!(
+            learn(&mut map, &[("x", "a", &[])]),
+            no_slot,
+            "nobody had it"
+        );
         assert_eq!(learn(&mut map, &[("x", "a", &[])]), None);
         let moved = learn(&mut map, &[("y", "b", &[])]);
         assert_eq!(moved, Some(BTreeSet::from([0])));
         let both: &[(&str, &str, &[&str])] = &[("y", "b", &[]), ("z", "c", &[])];
-        assert_eq!(learn(&mut map, both), None);
+        assert_eq!(learn(&mut map, both), no_slot, "the third is new");
         assert_eq!(map.serving(), BTreeSet::from(["y", "z"].map(Id::from)));
     }
 
