@@ -17,8 +17,8 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// Takes note of what a node has told. The slots that have moved; `None` if none has, no node is
-    /// retired, and no new one is known.
+    /// Takes note of what a node has told. The slots that have moved; `None` if none has, no node
+    /// is retired, and no new one is known.
     pub(super) fn learn(&mut self, told: Cluster) -> Option<BTreeSet<u16>> {
         let (mut moved, served) = (BTreeSet::new(), self.serving());
         for (slots, primary) in told.ranges {
