@@ -86,12 +86,10 @@ mod tests {
         assert_eq!(wanted.asks(), None);
         wanted.must_be_asked();
         assert_eq!(wanted.asks(), Some(0));
-        wanted.failed(&Error::not_attached());
-        assert_eq!(
-            wanted.asks(),
-            Some(0),
-            "it was not answered, or word may be lost"
-        );
+        for error in ["UNBLOCKED", "MOVED 1 a:1", "ASK 1 a:1"] {
+            wanted.failed(&Error::from_text(error));
+            assert_eq!(wanted.asks(), Some(0), "{error}: word may be lost");
+        }
         wanted.told.fetch_add(1, Ordering::Release);
         assert_eq!(wanted.asks(), None);
         wanted.must_be_asked();
