@@ -241,7 +241,7 @@ impl Error {
 
     /// An error reply to WAIT or WAITAOF, which older servers do not know.
     pub(crate) fn of_wait(mut self) -> Self {
-        if !self.is_unknown() {
+        if !self.is_unanswered() {
             self.kind = ErrorKind::Refused;
         }
         self

@@ -151,6 +151,15 @@ impl Context {
     }
 
     fn on_reply(&self, call: &mut Call, acquired: Acquired, sending: Sending) -> Option<Next> {
+        if let Acquired::Granted(token) = acquired
+            && call.given_back == Some(token)
+        {
+            // The node could not carry the release out, and has the grant still. Others may have
+            // had the lock since.
+            call.stray = Some((token, sending.session));
+            self.give_back_stray(call, None);
+            return Some(Next::Pause);
+        }
         if !sending.asking {
             self.give_back_stray(call, Some(acquired));
         }
@@ -407,8 +416,7 @@ impl Call {
             let stray = (token, Arc::clone(&by.session));
             self.stray.replace(stray).map(|(before, _)| before)
         });
-        let is_new = |before| before != Some(token) || self.given_back == Some(token);
-        let is_stray = before.is_some_and(is_new);
+        let is_stray = before.is_some_and(|before| before != Some(token));
         if by.is_of_former_life() || is_late || is_lost || is_stray {
             // Without a pause where it can help: a short lease would end meanwhile.
             let again = if is_lost {

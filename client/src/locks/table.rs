@@ -148,7 +148,7 @@ pub(super) struct Call {
     pub(super) was_queued: bool,
     /// The token of a grant behind `ASKING` that was not counted on, and where it was given.
     pub(super) stray: Option<(u64, Arc<Session>)>,
-    /// The token of one that was given back: if it comes again, the release was not carried out.
+    /// The token of one that was given back, which never counts.
     pub(super) given_back: Option<u64>,
     /// How often in a row the answer came too late, or from a wrong node.
     pub(super) tries: u32,

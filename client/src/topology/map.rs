@@ -30,16 +30,16 @@ impl Map {
         let mut ids = told.primaries.keys();
         let knows_more = ids.any(|id| !self.addresses.contains_key(id));
         let (serving, nodes) = (self.serving(), &self.nodes);
-        // One to which its first slot is on its way stays, whoever does not know it yet.
+        // One to which its first slot is on its way stays, whoever does not know it yet; and one
+        // that has served and is no primary any more does not.
         let is_there = |id: &Id| nodes.get(id).is_some_and(|node| node.session.is_attached());
-        self.addresses
-            .retain(|id, _| serving.contains(id) || is_there(id));
+        self.addresses.retain(|id, _| {
+            let may_be_new = !served.contains(id) && is_there(id);
+            serving.contains(id) || may_be_new
+        });
         self.addresses.extend(told.primaries);
         let before = self.nodes.len();
-        self.retire(
-            |id| served.contains(id) && !serving.contains(id),
-            &mut moved,
-        );
+        self.retire(&mut moved);
         let is_news = knows_more || !moved.is_empty() || self.nodes.len() < before;
         is_news.then_some(moved)
     }
@@ -52,15 +52,13 @@ impl Map {
         runs.into_iter().cloned().collect()
     }
 
-    /// Leaves the nodes that have served something and do not any more, those that are known no
-    /// more, and those that are at another address by now.
-    fn retire(&mut self, is_emptied: impl Fn(&Id) -> bool, moved: &mut BTreeSet<u16>) {
+    /// Leaves the nodes that are not known any more, or are at another address by now.
+    fn retire(&mut self, moved: &mut BTreeSet<u16>) {
         let (addresses, slots) = (&self.addresses, &self.slots);
         self.nodes.retain(|id, node| {
             let known = addresses.get(id);
             let address = node.session.connector.address();
-            let is_known = known.is_some_and(|known| known.contains(&address));
-            let stays = is_known && !is_emptied(id);
+            let stays = known.is_some_and(|known| known.contains(&address));
             if !stays {
                 node.session.retire();
                 let served = slots.iter().filter(|(_, by)| *by == id);
@@ -196,9 +194,9 @@ mod tests {
         assert_eq!(also(&mut map, &[]), Some(BTreeSet::new()));
         assert!(node.session.is_retired());
         assert_eq!(map.at(Some("a"), 1).as_deref(), Some("x"), "it serves");
-        let emptied = add(&mut map, "x", "a");
+        let served = add(&mut map, "x", "a");
         learn(&mut map, &[("y", "y", &[])]);
-        assert!(emptied.session.is_retired(), "it has served");
+        assert!(served.session.is_retired(), "it has served");
     }
 
     #[test]
