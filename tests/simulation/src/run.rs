@@ -725,9 +725,13 @@ impl World {
             }
         }
         self.judge.note(format_args!("all clients have shut down"));
-        self.take_limits_away();
-        // The last message is under way.
+        // The last message is under way; it may be a limit whose caller has heard of no answer.
         sleep(Duration::from_secs(1)).await;
+        if !self.schedule.limits.is_empty() {
+            self.take_limits_away();
+            // Replicas hear of it.
+            sleep(Duration::from_secs(1)).await;
+        }
         // The holds of a dead process end with their lease, and so do those left by a lost reply.
         let begun = Instant::now();
         let at_once = !self.schedule.has_faults() && !self.schedule.may_leave();
