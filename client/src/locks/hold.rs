@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::error::{Error, LostReason};
 use crate::locks::{Owner, Wanted};
-use crate::time::{Lease, MILLI, drift, part, valid_until, whole_millis};
+use crate::time::{Lease, MILLI, drift, part, up_to_whole_millis, valid_until, whole_millis};
 use crate::wire::{Mode, Sending, Session, Subject, Tied};
 use crate::{locked, metrics, trace};
 
@@ -254,12 +254,13 @@ impl Hold {
     }
 
     /// The lease for a renewal: the whole lease, or if it need not begin `anew`, the rest of one
-    /// that the caller has set.
+    /// that the caller has set. That is rounded up: cut to whole milliseconds, the lease would get
+    /// shorter with each renewal, and end before the guard says so.
     pub(crate) fn lease_to_ask(&self, anew: bool, now: Instant) -> Duration {
         if anew || self.options.renewed {
             return self.lease_anew(now);
         }
-        whole_millis(self.lease_left(now)).max(MILLI)
+        up_to_whole_millis(self.lease_left(now)).max(MILLI)
     }
 
     /// The options for what takes its place: it ends no later.
@@ -381,6 +382,15 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn hold(since: Instant, grace: Duration, max_hold: Option<Duration>) -> Arc<Hold> {
+        hold_of(since, grace, max_hold, true)
+    }
+
+    fn hold_of(
+        since: Instant,
+        grace: Duration,
+        max_hold: Option<Duration>,
+        renewed: bool,
+    ) -> Arc<Hold> {
         let target = Target {
             name: Arc::from(*b"name"),
             owner: Owner::new("client", 1),
@@ -388,7 +398,7 @@ pub(crate) mod tests {
         };
         let options = HoldOptions {
             lease: LEASE,
-            renewed: true,
+            renewed,
             max_hold,
         };
         Hold::new(target, options, 7, by(since, grace))
@@ -435,6 +445,23 @@ pub(crate) mod tests {
         let told = renew(&over, after(start, 500), &Ok(()), after(start, 900));
         assert_eq!(told, Err(LostReason::Expired));
         assert!(over.lost(after(start, 900)).is_some());
+    }
+
+    /// For another life of the session, another node, or to hear who wants it.
+    #[test]
+    fn renewals_do_not_shorten_a_lease_of_its_own() {
+        let start = Instant::now();
+        let own = hold_of(start, GRACE, None, false);
+        let step = Duration::from_micros(10_300);
+        let mut now = start;
+        for _ in 0..50 {
+            now = now.checked_add(step).expect("a moment soon");
+            let left = own.lease_to_ask(false, now);
+            assert!(now.checked_add(left) >= Some(after(start, 1_000)));
+            let told = own.renewed(left, by(now, GRACE), Some(&Ok(())), now);
+            assert_eq!(told, Ok(()));
+        }
+        assert!(own.lease_left(now) <= Duration::from_millis(1_050).saturating_sub(step * 50));
     }
 
     #[test]
