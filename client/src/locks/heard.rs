@@ -207,6 +207,6 @@ enum Subject {
     Call(CallId, Option<Next>),
 }
 
-/// A command that nodes send to each other pauses after so many of them. Then it may be sent on
-/// again: a node that stands still for a while is where it was.
+/// After so many redirects a command pauses. Then redirects are followed again: a node that stood
+/// still for a while may answer by now.
 const HOPS: u32 = 5;

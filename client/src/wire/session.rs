@@ -342,7 +342,7 @@ pub(crate) enum Outcome {
     Overdue(Error),
 }
 
-/// Who hears the outcome of a command.
+/// The receiver of the outcome of a command.
 pub(super) enum Then {
     /// A call of the client, by its number. It needs no memory of its own: this is in every lock.
     Call(Weak<dyn Listener>, u64),
