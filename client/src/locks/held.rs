@@ -33,8 +33,7 @@ pub(crate) struct Held {
     pub(crate) context: Arc<Context>,
     pub(crate) hold: Arc<Hold>,
     pub(super) slot: SlotId,
-    /// Tells its caller how the release went.
-    report: Report,
+    is_given_back: bool,
     /// Whether a kept lock stays here when this is given back: not before its caller has it.
     pub(super) stays: bool,
 }
@@ -46,7 +45,7 @@ impl Held {
             context: Arc::clone(context),
             hold,
             slot,
-            report: None,
+            is_given_back: false,
             stays: false,
         }
     }
@@ -59,55 +58,63 @@ impl Held {
 
     /// Gives it back at once, and tells how that went.
     pub(crate) fn release(mut self) -> impl Future<Output = Result<(), Error>> + use<> {
-        let (report, outcome) = oneshot::channel();
-        self.report = Some(report);
-        // The client lives on until this is answered.
+        let (lost, left) = self.give_back();
         let context = Arc::clone(&self.context);
-        drop(self);
+        let answer = left.map(|left| {
+            let (report, answer) = oneshot::channel();
+            context.send_release(&left, self.slot, Some(report));
+            answer
+        });
         async move {
-            let outcome = outcome.await;
+            let outcome = match (lost, answer) {
+                (Some(reason), _) => Err(Error::lost(reason)),
+                (None, Some(answer)) => answer.await.unwrap_or_else(|_| Err(Error::shut_down())),
+                (None, None) => Ok(()),
+            };
+            // The client lives on until this is answered.
             drop(context);
-            outcome.unwrap_or_else(|_| Err(Error::shut_down()))
+            outcome
         }
+    }
+
+    /// Why it is lost, if it is, and the hold that is to be released: the last guard gives the hold
+    /// back, or to the next caller of a kept lock.
+    fn give_back(&mut self) -> (Option<LostReason>, Option<Arc<Hold>>) {
+        self.is_given_back = true;
+        let (hold, slot) = (&self.hold, self.slot);
+        let is_kept = hold.target.owner.is_kept;
+        if is_kept && !self.stays {
+            // As if another client wanted it, it is not kept.
+            hold.is_wanted();
+        }
+        let lost = hold.lost_aloud(Instant::now());
+        let (left, are_many) = self.context.table.with(|state| {
+            hold.loses_guard();
+            // If the slot has another hold by now, this one is over, and there is nothing to send.
+            let place = state.at(slot).filter(|place| place.has(hold));
+            // A call that has the turn has not asked yet, and has the hold released first.
+            let place = place.filter(|place| matches!(place.turn, None | Some(Turn::Used)));
+            let left = place.is_some().then(|| state.pass_turn(slot)).flatten();
+            (left, state.idle.len() > state.kept_max)
+        });
+        if are_many {
+            self.context.make_room();
+        }
+        (lost, left)
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if !self.stays && self.hold.target.owner.is_kept {
-            // As if another client wanted it, it is not kept.
-            self.hold.is_wanted();
+        if !self.is_given_back
+            && let (_, Some(left)) = self.give_back()
+        {
+            self.context.send_release(&left, self.slot, None);
         }
-        let report = self.report.take();
-        self.context.give_back(&self.hold, self.slot, report);
     }
 }
 
 impl Context {
-    /// A guard gives its part back; the last one gives the hold back, or to the next caller of a
-    /// kept lock.
-    fn give_back(self: &Arc<Self>, hold: &Arc<Hold>, slot: SlotId, mut report: Report) {
-        let lost = hold.lost_aloud(Instant::now());
-        let left = self.table.with(|state| {
-            hold.loses_guard();
-            // If the slot has another hold by now, this one is over, and there is nothing to send.
-            let place = state.at(slot).filter(|place| place.has(hold))?;
-            // A call that has the turn has not asked yet, and has the hold released first.
-            let is_over = matches!(place.turn, None | Some(Turn::Used));
-            is_over.then(|| state.pass_turn(slot)).flatten()
-        });
-        if let Some(reason) = lost {
-            tell(&mut report, Err(Error::lost(reason)));
-        }
-        match left {
-            Some(left) => self.send_release(&left, slot, report),
-            None => tell(&mut report, Ok(())),
-        }
-        if hold.target.owner.is_kept {
-            self.make_room();
-        }
-    }
-
     /// Ends a turn. A hold that must go back is released before the next turn begins.
     pub(super) fn pass_turn(self: &Arc<Self>, slot: SlotId) {
         self.release_after(slot, |state| state.pass_turn(slot));

@@ -168,9 +168,9 @@ pub(super) enum Phase {
 
 impl Slot {
     /// Whether the hold stays when nobody has the turn.
-    fn stays(&self, hold: &Hold) -> bool {
+    fn stays(&self, hold: &Hold, now: Instant) -> bool {
         match self.kept {
-            Some(_) => is_fit(hold, Instant::now()),
+            Some(_) => is_fit(hold, now),
             None => hold.has_guards(),
         }
     }
@@ -187,7 +187,7 @@ impl Slot {
 
     /// Whether the hold must be released before the owner asks again: the server may have it still.
     pub(super) fn must_release(&self, now: Instant) -> bool {
-        let is_over = |hold: &Arc<Hold>| hold.lost(now).is_some() || !self.stays(hold);
+        let is_over = |hold: &Arc<Hold>| hold.lost(now).is_some() || !self.stays(hold, now);
         let hold = self.hold.as_ref().filter(|hold| !hold.is_gone());
         hold.is_some_and(is_over)
     }
@@ -379,11 +379,11 @@ impl State {
     /// something is held.
     #[must_use = "it is to be released"]
     pub(super) fn pass_turn(&mut self, id: SlotId) -> Option<Arc<Hold>> {
-        let number = self.number();
+        let (number, now) = (self.number(), Instant::now());
         let slot = self.slots.get_mut(id)?;
         slot.turn = None;
         let hold = slot.hold.as_ref();
-        if hold.is_some_and(|hold| !slot.stays(hold)) {
+        if hold.is_some_and(|hold| !slot.stays(hold, now)) {
             let out = self.release_first(id);
             if out.is_some() {
                 return out;
@@ -398,7 +398,7 @@ impl State {
             slot.kept.and_then(|kept| self.kept.remove(&kept));
             slot.place.and_then(|place| self.idle.remove(&place));
         } else if slot.kept.is_some() {
-            let place = (Instant::now(), number);
+            let place = (now, number);
             slot.place = Some(place);
             self.idle.insert(place, id);
         }
