@@ -2,31 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-/// A lease that is asked for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lease {
-    /// When the command was made that asks for it, so not after it was sent: the server starts the
-    /// lease later.
-    pub(crate) since: Instant,
-    pub(crate) length: Duration,
-}
-
-impl Lease {
-    /// Its end, if the server's clock runs like ours.
-    pub(crate) fn ends(&self) -> Instant {
-        self.since.checked_add(self.length).unwrap_or(self.since)
-    }
-}
-
-/// The server starts the lease when the command arrives, so not before it was sent; and its clock
-/// may run faster than ours by as much as the drift.
-pub(crate) fn valid_until(lease: Lease) -> Instant {
-    let valid = lease.length.saturating_sub(drift(lease.length));
-    lease.since.checked_add(valid).unwrap_or(lease.since)
-}
-
 /// The margin of a lease for clocks that run at different speeds: a hundredth of it, and 2 ms
 /// because the server counts in whole milliseconds.
 pub(crate) fn drift(lease: Duration) -> Duration {

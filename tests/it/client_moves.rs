@@ -1,8 +1,10 @@
 //! The client, when a slot moves and answers are lost or late meanwhile.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rlock_client::Client;
+use redis::cmd;
+use rlock_client::{Client, Error};
 use rlock_tests::{Cluster, Proxy, Resharding, Server, Shards, slot_of, until};
 use tokio::task::block_in_place;
 use tokio::time::timeout;
@@ -82,6 +84,16 @@ async fn an_unanswered_renewal_at_the_new_node_makes_no_second_owner() {
 /// its way once more. The node at which it arrives cannot know that the other has granted the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_command_behind_an_ask_makes_no_second_owner() {
+    late_behind_an_ask(false).await;
+}
+
+/// The same for a caller who has gone meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_command_behind_an_ask_of_a_caller_who_has_gone_leaves_nothing() {
+    late_behind_an_ask(true).await;
+}
+
+async fn late_behind_an_ask(has_gone: bool) {
     let shards = Shards::start();
     let (from, to) = (shards.primary_of("k"), other_than(&shards, "k"));
     let is_other = |node: &&Server| ![from.port(), to.port()].contains(&node.port());
@@ -123,18 +135,81 @@ async fn a_late_command_behind_an_ask_makes_no_second_owner() {
     let theirs = rival.lock("k").lock().await.unwrap();
     assert_eq!(from.holder("k").as_deref(), Some(theirs.owner().as_str()));
     there.open();
+    if has_gone {
+        waiting.abort();
+    }
     proxy.heal();
     until("the late command has arrived", || {
-        to.info("cmdstat_rlock.acquire").is_some() && from.waiting_owners("k").len() == 1
+        let waiting = from.waiting_owners("k").len();
+        to.info("cmdstat_rlock.acquire").is_some() && (has_gone || waiting == 1)
     });
-    assert!(!waiting.is_finished() && !theirs.is_lost());
+    assert!((has_gone || !waiting.is_finished()) && !theirs.is_lost());
     // It would be in the way of the lock that moves, and be taken for that the next time.
     until("what the late command has got is given back", || {
         to.info_number("rlock_session_holds") == 0
     });
     theirs.unlock().await.unwrap();
-    let mine = timeout(10_000 * MS, waiting).await.unwrap();
-    assert!(!mine.unwrap().unwrap().is_lost());
+    if !has_gone {
+        let mine = timeout(10_000 * MS, waiting).await.unwrap();
+        assert!(!mine.unwrap().unwrap().is_lost());
+    }
+}
+
+/// A key goes ahead of its slot, and comes back before a command that was sent after it has arrived.
+/// The node that says that nothing is held is not the one that has it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_goes_ahead_of_its_slot_and_comes_back_is_held_still() {
+    let shards = Shards::start();
+    let (from, to) = (shards.primary_of("k"), other_than(&shards, "k"));
+    let proxy = Proxy::to(to.address());
+    leave_without_replica(&shards, to, from);
+    announce_port(&shards, to, proxy.address().port());
+    let client = Client::builder().lease(20_000 * MS).grace(20_000 * MS);
+    let client = client.connect_cluster([url(from)]).await.unwrap();
+    let there = client.lock(shards.name_at(to, "there"));
+    drop(there.lock().await.unwrap());
+    let guard = client.lock("k").lock().await.unwrap();
+    let (ahead, back) = (Resharding::of("k", from, to), Resharding::of("k", to, from));
+    let guard = Arc::new(guard);
+    for which in [0, 1] {
+        let mine = Arc::clone(&guard);
+        let told = late(&ahead, &back, from, &proxy, async move {
+            match which {
+                0 => mine.renew().await,
+                _ => mine.call::<i64>(cmd("EXISTS").arg("k")).await.map(drop),
+            }
+        });
+        told.await.unwrap();
+    }
+    let guard = Arc::into_inner(guard).unwrap();
+    assert!(!guard.is_lost());
+    let told = late(&ahead, &back, from, &proxy, guard.unlock());
+    told.await.unwrap();
+    assert_eq!(from.holder("k"), None);
+}
+
+/// Does something while the key is ahead, which arrives when it has come back.
+async fn late(
+    ahead: &Resharding<'_>,
+    back: &Resharding<'_>,
+    from: &Server,
+    proxy: &Proxy,
+    what: impl Future<Output = Result<(), Error>> + Send + 'static,
+) -> Result<(), Error> {
+    ahead.open();
+    ahead.migrate(&["k"]);
+    let asked = from.info("errorstat_ASK");
+    proxy.cut_to_server();
+    let told = tokio::spawn(what);
+    until("it is told to ask the other", || {
+        from.info("errorstat_ASK") != asked
+    });
+    // It does not move after all, and the other has not heard of that yet.
+    let stable = format!("CLUSTER SETSLOT {} STABLE", slot_of(from, "k"));
+    assert_eq!(from.run(stable), "OK");
+    back.migrate(&["k"]);
+    proxy.heal();
+    timeout(10_000 * MS, told).await.unwrap().unwrap()
 }
 
 /// "It is renewed where its key is (`ASK`)", also where replicas have to acknowledge it.

@@ -98,6 +98,7 @@ impl Context {
             call.phase = Phase::Asking;
             call.asked = call.asked.saturating_add(1);
             call.session = Arc::clone(&node.session);
+            call.asking = asking;
             let request = self.request_of(id, call, &node);
             node.link.hand_over(request.asking(asking))
         });
@@ -199,7 +200,10 @@ impl Context {
         let link = &self.router.node_of(&session, call.first()).link;
         for (name, _) in &call.slots {
             let release = request::release(call.request.target(name).subject(), Some(token));
-            let release = wire::Request::new(release, name, Manner::Asks, |_| {});
+            // A client that shuts down waits for it.
+            let mut pending = Some(self.background.pending.token());
+            let told = move |_| drop(pending.take());
+            let release = wire::Request::new(release, name, Manner::Asks, told);
             link.send(release.asking(true));
         }
     }
@@ -373,10 +377,11 @@ impl Context {
         let releases = call.slots.iter().map(|(name, _)| {
             let release = request::release(call.request.target(name).subject(), None);
             // Put off, or sent on, it could take what the next call is granted.
-            wire::Request::new(release, name, Manner::Asks, |_| {})
+            wire::Request::new(release, name, Manner::Asks, |_| {}).asking(call.asking)
         });
         let releases: Vec<_> = releases.collect();
-        let (context, mut pending) = (Arc::downgrade(self), Some(call.pending));
+        let (context, asking) = (Arc::downgrade(self), call.asking);
+        let mut pending = Some(call.pending);
         let then = move |outcome| {
             if let (Outcome::Told(..), Some(context)) = (&outcome, Weak::upgrade(&context)) {
                 for (name, slot) in &call.slots {
@@ -387,7 +392,8 @@ impl Context {
             drop(pending.take());
         };
         let cancel = request::cancel(first.subject());
-        link.send(wire::Request::new(cancel, &first.name, Manner::Twice, then));
+        let cancel = wire::Request::new(cancel, &first.name, Manner::Twice, then);
+        link.send(cancel.asking(asking));
         for release in releases {
             link.send(release);
         }

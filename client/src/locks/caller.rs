@@ -246,6 +246,7 @@ impl Caller {
                 phase: Phase::Pausing,
                 asked: 0,
                 session,
+                asking: false,
                 early: Vec::new(),
                 reply,
                 pending: context.background.pending.token(),

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 
 use tokio::time::Instant;
 
-use crate::Backoff;
 use crate::error::{Code, Error};
 use crate::locks::acquire::Next;
 use crate::locks::{Aim, Call, CallId, Context, Hold, Phase, State, renew};
@@ -92,7 +91,7 @@ impl Listener for Context {
             return self.router.home(&name).link.send(request.asking(false));
         }
         // Nobody knows yet, or two that have not yet heard of a move send it to each other.
-        self.later(Backoff::after(request.hops), move |context| {
+        self.later(request.pause(), move |context| {
             context.router.home(&name).link.send(request.asking(false));
         });
     }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::error::{Error, LostReason};
 use crate::locks::{Owner, Wanted};
-use crate::time::{Lease, MILLI, drift, part, up_to_whole_millis, valid_until, whole_millis};
+use crate::time::{MILLI, drift, part, up_to_whole_millis, whole_millis};
 use crate::wire::{Mode, Sending, Session, Subject, Tied};
 use crate::{locked, metrics, trace};
 
@@ -81,8 +81,7 @@ impl Hold {
     pub(crate) fn new(target: Target, options: HoldOptions, token: u64, by: Sending) -> Arc<Self> {
         let begun = by.at;
         let cap = options.max_hold.and_then(|max| begun.checked_add(max));
-        let (since, length) = (begun, options.lease);
-        let (ends, until) = bounds(Lease { since, length }, cap);
+        let (ends, until) = bounds(begun, options.lease, cap);
         let span = trace::hold(target.shown(), &target.owner, target.mode, token);
         Arc::new(Self {
             token,
@@ -95,6 +94,7 @@ impl Hold {
                 by,
                 or_by: SmallVec::new(),
                 is_unacknowledged: false,
+                is_fixed: false,
             }),
             lost: OnceLock::new(),
             is_gone: AtomicBool::new(false),
@@ -253,11 +253,11 @@ impl Hold {
         whole_millis(lease).max(MILLI)
     }
 
-    /// The lease for a renewal: the whole lease, or if it need not begin `anew`, the rest of one
+    /// The lease for a renewal: the whole lease, or if none begins with it, the rest of the one
     /// that the caller has set. That is rounded up: cut to whole milliseconds, the lease would get
     /// shorter with each renewal, and end before the guard says so.
-    pub(crate) fn lease_to_ask(&self, anew: bool, now: Instant) -> Duration {
-        if anew || self.options.renewed {
+    pub(crate) fn lease_to_ask(&self, begins_anew: bool, now: Instant) -> Duration {
+        if begins_anew {
             return self.lease_anew(now);
         }
         up_to_whole_millis(self.lease_left(now)).max(MILLI)
@@ -290,12 +290,12 @@ impl Hold {
     /// The server has said yes to a renewal: whether it is still held, or why not. A hold once lost
     /// stays lost: somebody may have acted on it.
     ///
-    /// The lease counts if enough replicas or disks have it, or none must. `acknowledged` is `None`
-    /// if they must, and were not asked: the server says that it is held by this session, and no
-    /// more.
+    /// The lease that `begins` with it counts if enough replicas or disks have it, or none must.
+    /// `acknowledged` is `None` if they must, and were not asked: the server says that it is held by
+    /// this session, and no more.
     pub(crate) fn renewed(
         &self,
-        length: Duration,
+        begins: Option<Duration>,
         by: Sending,
         acknowledged: Option<&Result<(), Error>>,
         now: Instant,
@@ -308,10 +308,13 @@ impl Hold {
             validity.is_unacknowledged = acknowledged.is_err();
         }
         let since = by.at;
-        let (ends, until) = bounds(Lease { since, length }, self.cap);
-        // A late reply does not shorten the validity.
-        if matches!(acknowledged, Some(Ok(()))) && until > validity.until {
-            (validity.ends, validity.until) = (ends, until);
+        let begins = begins.filter(|_| matches!(acknowledged, Some(Ok(()))));
+        if let Some(length) = begins.filter(|_| !validity.is_fixed) {
+            let (ends, until) = bounds(since, length, self.cap);
+            // A late reply does not shorten the validity.
+            if until > validity.until {
+                (validity.ends, validity.until) = (ends, until);
+            }
         }
         // The renewal that was sent last says which node confirms the hold: after a move the former
         // node must not count any more.
@@ -320,6 +323,14 @@ impl Hold {
             validity.or_by.clear();
         }
         Ok(())
+    }
+}
+
+impl Hold {
+    /// A renewal that leaves the lease its end was given up, and may arrive yet. It would give that
+    /// end to a lease which has begun anew by then, so none does.
+    pub(super) fn may_be_cut(&self) {
+        locked(&self.validity).is_fixed = true;
     }
 }
 
@@ -351,12 +362,17 @@ struct Validity {
     or_by: SmallVec<[Sending; 1]>,
     /// Whether the last renewal that was to be acknowledged was not.
     is_unacknowledged: bool,
+    /// Whether a lease that begins anew does not count.
+    is_fixed: bool,
 }
 
 /// The end of a lease, if the server's clock runs like ours, and that of our confidence in it;
-/// neither is later than that of the longest hold.
-fn bounds(lease: Lease, cap: Option<Instant>) -> (Instant, Instant) {
-    let (ends, until) = (lease.ends(), valid_until(lease));
+/// neither is later than that of the longest hold. `since` is when the command that asked for it
+/// was sent: the server starts the lease when it arrives, so not before; and its clock may run
+/// faster than ours by as much as the drift.
+fn bounds(since: Instant, lease: Duration, cap: Option<Instant>) -> (Instant, Instant) {
+    let after = |time| since.checked_add(time).unwrap_or(since);
+    let (ends, until) = (after(lease), after(lease.saturating_sub(drift(lease))));
     let cap_until = cap.and_then(|cap| cap.checked_sub(drift(Duration::ZERO)));
     let earlier = |one: Instant, cap: Option<Instant>| cap.map_or(one, |cap| cap.min(one));
     (earlier(ends, cap), earlier(until, cap_until))
@@ -416,7 +432,7 @@ pub(crate) mod tests {
         acknowledged: &Result<(), Error>,
         now: Instant,
     ) -> Result<(), LostReason> {
-        hold.renewed(LEASE, by(sent, GRACE), Some(acknowledged), now)
+        hold.renewed(Some(LEASE), by(sent, GRACE), Some(acknowledged), now)
     }
 
     #[test]
@@ -447,21 +463,33 @@ pub(crate) mod tests {
         assert!(over.lost(after(start, 900)).is_some());
     }
 
-    /// For another life of the session, another node, or to hear who wants it.
+    /// For another life of the session, another node, or to hear who wants it: however often, and
+    /// also if the rest of it is rounded up each time.
     #[test]
-    fn renewals_do_not_shorten_a_lease_of_its_own() {
+    fn such_renewals_leave_a_lease_of_its_own_its_end() {
         let start = Instant::now();
         let own = hold_of(start, GRACE, None, false);
-        let step = Duration::from_micros(10_300);
-        let mut now = start;
-        for _ in 0..50 {
-            now = now.checked_add(step).expect("a moment soon");
+        let (end, mut now) = (own.end(), start);
+        for _ in 0..500 {
+            now = now
+                .checked_add(Duration::from_micros(300))
+                .expect("a moment soon");
             let left = own.lease_to_ask(false, now);
             assert!(now.checked_add(left) >= Some(after(start, 1_000)));
-            let told = own.renewed(left, by(now, GRACE), Some(&Ok(())), now);
-            assert_eq!(told, Ok(()));
+            let told = own.renewed(None, by(now, GRACE), Some(&Ok(())), now);
+            assert_eq!((told, own.end()), (Ok(()), end));
         }
-        assert!(own.lease_left(now) <= Duration::from_millis(1_050).saturating_sub(step * 50));
+    }
+
+    /// It may arrive yet, and cuts a lease that has begun anew by then.
+    #[test]
+    fn after_a_renewal_was_given_up_that_leaves_the_end_no_lease_begins_anew() {
+        let start = Instant::now();
+        let own = hold_of(start, GRACE, None, false);
+        let end = own.end();
+        own.may_be_cut();
+        let told = renew(&own, after(start, 500), &Ok(()), after(start, 600));
+        assert_eq!((told, own.end()), (Ok(()), end));
     }
 
     #[test]

@@ -80,7 +80,8 @@ fn start(
     there: Option<Route>,
 ) {
     let now = Instant::now();
-    let length = hold.lease_to_ask(aim == Aim::Anew, now);
+    let begins_anew = hold.options.renewed || aim == Aim::Anew;
+    let length = hold.lease_to_ask(begins_anew, now);
     let is_sent_on = there.is_some();
     let home = || Route {
         node: context.router.home(&hold.target.name),
@@ -97,7 +98,7 @@ fn start(
         aim,
         is_sent_on,
         turn: Some(turn),
-        length,
+        begins: begins_anew.then_some(length),
         wanted,
         report,
     };
@@ -125,7 +126,13 @@ fn start(
     };
     hold.may_be_tied(&sending);
     let then = Box::new(move |answer: Result<_, _>| {
-        let told = answer.map(|(is_held, by_enough)| (is_held, Some(by_enough)));
+        let told = answer.and_then(|(is_held, by_enough)| {
+            // A "no" behind ASKING is not believed, as by the link.
+            let is_told = is_held || !asking;
+            is_told
+                .then_some((is_held, Some(by_enough)))
+                .ok_or_else(Error::elsewhere)
+        });
         renewing.told(told, Some(sending.clone()));
     });
     // If its task is gone, so is the runtime; the dropped callback then tells the caller.
@@ -144,7 +151,8 @@ struct Renewing {
     is_sent_on: bool,
     /// One command is under way for a hold at a time.
     turn: Option<OwnedMutexGuard<()>>,
-    length: Duration,
+    /// The lease that begins with it, if one does.
+    begins: Option<Duration>,
     /// Whether it asks to hear of other owners that want the lock, and how often it had heard.
     wanted: Option<u64>,
     report: Report,
@@ -169,29 +177,24 @@ impl Renewing {
         if let (Some(_), Err(error)) = (self.wanted, &answer) {
             self.hold.wanted.failed(error);
         }
-        let told = answer.and_then(|(is_held, by_enough)| {
-            self.take_note(sending.filter(|_| is_held), by_enough)
+        if self.begins.is_none() && answer.as_ref().is_err_and(Error::is_unknown) {
+            self.hold.may_be_cut();
+        }
+        let told = answer.and_then(|(is_held, acknowledged)| {
+            let Some(sending) = sending.filter(|_| is_held) else {
+                self.hold.mark_gone(LostReason::NotHeld);
+                return Err(Error::lost(LostReason::NotHeld));
+            };
+            let (by_enough, now) = (acknowledged.as_ref(), Instant::now());
+            let renewed = self.hold.renewed(self.begins, sending, by_enough, now);
+            renewed.map_err(Error::lost)?;
+            acknowledged.unwrap_or(Ok(()))
         });
         self.hold.changed.notify_waiters();
         if let Some(context) = self.context.upgrade() {
             self.follow_up(&context, &told);
         }
         tell(&mut self.report, told);
-    }
-
-    fn take_note(
-        &self,
-        sending: Option<Sending>,
-        acknowledged: Option<Result<(), Error>>,
-    ) -> Result<(), Error> {
-        let Some(sending) = sending else {
-            self.hold.mark_gone(LostReason::NotHeld);
-            return Err(Error::lost(LostReason::NotHeld));
-        };
-        let (by_enough, now) = (acknowledged.as_ref(), Instant::now());
-        let renewed = self.hold.renewed(self.length, sending, by_enough, now);
-        renewed.map_err(Error::lost)?;
-        acknowledged.unwrap_or(Ok(()))
     }
 
     fn follow_up(&self, context: &Arc<Context>, told: &Result<(), Error>) {

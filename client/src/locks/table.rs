@@ -135,6 +135,8 @@ pub(super) struct Call {
     pub(super) phase: Phase,
     /// Where it was asked for last.
     pub(super) session: Arc<Session>,
+    /// Whether that was behind an `ASKING`.
+    pub(super) asking: bool,
     /// Events that came before the answer.
     pub(super) early: Vec<Event>,
     pub(super) reply: oneshot::Sender<Result<Helds, Error>>,

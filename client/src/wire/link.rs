@@ -227,11 +227,14 @@ impl Driver {
 
     /// Ends commands that no connection will carry.
     fn wait_for_connection(&mut self, is_closed: bool) {
-        if self.session.is_retired() {
+        let is_retired = self.session.is_retired();
+        if is_closed && self.session.listener().is_none() {
+            // The client is gone: commands without an answer within their time are dropped; and all
+            // of them, if no connection will come.
+            let stays = |one: &Request| one.until.is_some() && !is_retired;
+            self.commands.retain(stays);
+        } else if is_retired {
             self.could_not(&Error::elsewhere());
-        } else if is_closed && self.session.listener().is_none() {
-            // The client is gone: commands without an answer within their time are dropped.
-            self.commands.retain(|one| one.until.is_some());
         }
     }
 
@@ -317,9 +320,10 @@ impl Driver {
         let Some((reply, cmd)) = answered else {
             return request.told(Err(Error::no_reply(None)));
         };
-        let Some(error) = not_carried_out(&reply, request.manner) else {
+        let Some(error) = not_carried_out(&reply, &request) else {
             return request.told(Ok(reply));
         };
+        request.is_doubted |= error.code() == Code::Elsewhere;
         request.cmd = cmd.clone();
         // This copy was not carried out; one before it may have been.
         request.sent.take_if(|sent| !sent.again);
@@ -327,7 +331,7 @@ impl Driver {
             // A server that has been made a replica carries nothing out: the next connection looks
             // for the primary.
             self.refused.push(request);
-        } else if error.code().is_misdirection() {
+        } else if error.code().is_misdirection() || error.code() == Code::Elsewhere {
             self.elsewhere(request, error);
         } else {
             request.put_off(error);
@@ -435,14 +439,24 @@ impl Driver {
 
 /// Why a command is sent again by itself, if it is: it has reached the wrong server, or one that
 /// cannot carry it out just now.
-fn not_carried_out(reply: &Value, manner: Manner) -> Option<Error> {
-    let Value::ServerError(error) = reply else {
-        return None;
+///
+/// Behind `ASKING` a node says that nothing is held also if the key was there, and has gone back
+/// since the other node sent us here. So that is believed only when it is said once more: the test
+/// is `client_moves::what_goes_ahead_of_its_slot_and_comes_back_is_held_still`.
+fn not_carried_out(reply: &Value, request: &Request) -> Option<Error> {
+    let (is_new, is_twice) = (!request.is_doubted, request.manner == Manner::Twice);
+    let is_doubtful = request.asking && is_new;
+    let error = match reply {
+        Value::Nil | Value::Int(0) if is_doubtful && is_twice => return Some(Error::elsewhere()),
+        Value::ServerError(error) => Error::from_server(error.code(), error.details()),
+        _ => return None,
     };
-    let error = Error::from_server(error.code(), error.details());
+    if is_doubtful && error.code() == Code::NotHeld {
+        return Some(Error::elsewhere());
+    }
     // A missing session is for the hold to handle.
     let passes = error.is_unavailable() && error.code() != Code::NoSession;
-    let is_again = error.code().is_misdirection() || passes && manner == Manner::Twice;
+    let is_again = error.code().is_misdirection() || passes && is_twice;
     is_again.then_some(error)
 }
 

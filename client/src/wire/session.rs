@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 use crate::wire::{Connector, Durability, Told};
-use crate::{drift, locked, metrics, trace};
+use crate::{Backoff, MILLI, drift, locked, metrics, trace};
 
 /// A client, as each of its servers knows it.
 #[derive(Debug)]
@@ -304,6 +304,8 @@ pub(crate) struct Request {
     pub(crate) manner: Manner,
     /// Whether it goes behind an `ASKING`: to a node to which its slot is on its way.
     pub(super) asking: bool,
+    /// Whether a node has said behind an `ASKING` that nothing is held, which was not believed.
+    pub(super) is_doubted: bool,
     /// When its caller is told that no answer has come, if it was not told yet.
     pub(super) until: Option<Instant>,
     /// The number of links that have had it.
@@ -430,6 +432,7 @@ impl Request {
             name: Arc::clone(name),
             manner,
             asking: false,
+            is_doubted: false,
             until: None,
             hops: 0,
             sent: None,
@@ -442,6 +445,14 @@ impl Request {
     pub(crate) fn asking(mut self, asking: bool) -> Self {
         self.asking = asking;
         self
+    }
+
+    /// The pause before it is sent once more: so long that the link can still tell its caller in
+    /// time.
+    pub(crate) fn pause(&self) -> Duration {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let left = self.until.map_or(Duration::MAX, left);
+        Backoff::after(self.hops).min(left.max(MILLI))
     }
 
     /// It ties this hold to the session.
@@ -509,6 +520,18 @@ pub(crate) mod tests {
     pub(crate) fn session(grace: Duration) -> Arc<Session> {
         let connector = Connector::new("redis://127.0.0.1", &[], &Dialer::within(GRACE));
         Session::new(connector.expect("it can be read"), None, &identity(grace))
+    }
+
+    #[test]
+    fn a_command_pauses_no_longer_than_its_caller_waits() {
+        let now = Instant::now();
+        let mut request = Request::new(Cmd::new(), &Arc::from(*b"k"), Manner::Twice, |_| {});
+        request.hops = 100;
+        assert!(request.pause() > Duration::from_millis(400));
+        request.until = Some(after(now, 50));
+        assert!(request.pause() <= Duration::from_millis(50));
+        request.until = Some(now);
+        assert_eq!(request.pause(), MILLI);
     }
 
     fn after(start: Instant, ms: u64) -> Instant {
