@@ -28,7 +28,7 @@ use redis::RedisError;
 pub struct Error {
     kind: ErrorKind,
     /// Decisions are made by this and the kind, never by the text.
-    code: Code,
+    pub(crate) code: Code,
     detail: Cow<'static, str>,
     lease_left: Option<Duration>,
 }
@@ -151,10 +151,8 @@ impl Error {
     }
 
     /// The same because of this, which the text says as well.
-    pub(crate) fn because(mut self, cause: impl Into<Option<RedisError>>) -> Self {
-        if let Some(cause) = cause.into() {
-            self.detail = format!("{}: {cause}", self.detail).into();
-        }
+    pub(crate) fn because(mut self, cause: impl Into<RedisError>) -> Self {
+        self.detail = format!("{}: {}", self.detail, cause.into()).into();
         self
     }
 
@@ -254,15 +252,15 @@ impl Error {
         refused && self.code != Code::OutOfMemory
     }
 
-    pub(crate) fn no_reply(cause: Option<RedisError>) -> Self {
+    pub(crate) fn no_reply() -> Self {
         let detail = "it may or may not have been carried out";
-        Self::new(ErrorKind::Unknown, detail).because(cause)
+        Self::new(ErrorKind::Unknown, detail)
     }
 
     /// The reply of a command that was carried out is not of the type that the caller asked for.
     pub(crate) fn unexpected_reply(cause: impl Into<RedisError>) -> Self {
         let detail = "the command was carried out";
-        Self::new(ErrorKind::UnexpectedReply, detail).because(cause.into())
+        Self::new(ErrorKind::UnexpectedReply, detail).because(cause)
     }
 
     /// An error reply of the server, by its code word.
@@ -272,16 +270,27 @@ impl Error {
 
     /// The text of an error of the server, with its code word in front.
     pub(crate) fn from_text(text: &str) -> Self {
+        use ErrorKind::{Deadlock, Lost, ModuleNotLoaded, Refused, Unavailable};
         let (word, details) = text.split_once(' ').unwrap_or((text, ""));
-        let known = CODES.iter().find(|(known, ..)| *known == word);
-        let (code, kind) = known.map_or((Code::None, ErrorKind::Refused), |(_, code, kind)| {
-            (*code, *kind)
-        });
-        // The server has no code words of its own for these two.
-        let kind = match word {
-            "ERR" if details.starts_with("unknown command") => ErrorKind::ModuleNotLoaded,
-            "ERR" if details.starts_with("max number of clients") => ErrorKind::Unavailable,
-            _ => kind,
+        // Any other code means that the server refuses the command. After `Unavailable` it has not
+        // carried the command out, and may do so later.
+        let (code, kind) = match word {
+            "DEADLOCK" => (Code::None, Deadlock),
+            "NOTHELD" => (Code::NotHeld, Lost),
+            "MOVED" => (Code::Moved, Refused),
+            "ASK" => (Code::Ask, Refused),
+            "OOM" => (Code::OutOfMemory, Refused),
+            "READONLY" => (Code::ReadOnly, Unavailable),
+            "NOSESSION" => (Code::NoSession, Unavailable),
+            "STALE" => (Code::Stale, Unavailable),
+            "TRYAGAIN" => (Code::TryAgain, Unavailable),
+            "CLUSTERDOWN" => (Code::ClusterDown, Unavailable),
+            "TAKENOVER" | "SESSIONSFULL" | "LOADING" | "BUSY" | "MASTERDOWN" | "UNBLOCKED"
+            | "NOREPLICAS" | "MISCONF" => (Code::None, Unavailable),
+            // The server has no code words of its own for these two.
+            "ERR" if details.starts_with("unknown command") => (Code::None, ModuleNotLoaded),
+            "ERR" if details.starts_with("max number of clients") => (Code::None, Unavailable),
+            _ => (Code::None, Refused),
         };
         Self {
             code,
@@ -289,13 +298,14 @@ impl Error {
         }
     }
 
-    pub(crate) fn code(&self) -> Code {
-        self.code
-    }
-
-    /// Where the server sends the command, in its words, if it did.
-    pub(crate) fn redirect(&self) -> Option<&str> {
-        matches!(self.code, Code::Moved | Code::Ask).then_some(&*self.detail)
+    /// Where the server sends the command, if it did, by `MOVED slot host:port` or `ASK slot
+    /// host:port`: the host, and none for the one that was asked; and the port. The command has not
+    /// been carried out.
+    pub(crate) fn redirect(&self) -> Option<(Option<&str>, u16)> {
+        let text = matches!(self.code, Code::Moved | Code::Ask).then_some(&self.detail)?;
+        let (host, port) = text.split(' ').nth(2)?.rsplit_once(':')?;
+        let host = Some(host).filter(|host| !host.is_empty());
+        Some((host, port.parse().ok()?))
     }
 
     /// Turns an error that redirects a command into one for its caller: no node has carried the
@@ -436,29 +446,6 @@ impl Code {
     }
 }
 
-/// The server's error codes; any other means that it refuses the command. After `Unavailable` it
-/// has not carried the command out, and may do so later.
-const CODES: &[(&str, Code, ErrorKind)] = &[
-    ("DEADLOCK", Code::None, ErrorKind::Deadlock),
-    ("NOTHELD", Code::NotHeld, ErrorKind::Lost),
-    ("MOVED", Code::Moved, ErrorKind::Refused),
-    ("ASK", Code::Ask, ErrorKind::Refused),
-    ("OOM", Code::OutOfMemory, ErrorKind::Refused),
-    ("READONLY", Code::ReadOnly, ErrorKind::Unavailable),
-    ("NOSESSION", Code::NoSession, ErrorKind::Unavailable),
-    ("STALE", Code::Stale, ErrorKind::Unavailable),
-    ("TRYAGAIN", Code::TryAgain, ErrorKind::Unavailable),
-    ("CLUSTERDOWN", Code::ClusterDown, ErrorKind::Unavailable),
-    ("TAKENOVER", Code::None, ErrorKind::Unavailable),
-    ("SESSIONSFULL", Code::None, ErrorKind::Unavailable),
-    ("LOADING", Code::None, ErrorKind::Unavailable),
-    ("BUSY", Code::None, ErrorKind::Unavailable),
-    ("MASTERDOWN", Code::None, ErrorKind::Unavailable),
-    ("UNBLOCKED", Code::None, ErrorKind::Unavailable),
-    ("NOREPLICAS", Code::None, ErrorKind::Unavailable),
-    ("MISCONF", Code::None, ErrorKind::Unavailable),
-];
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -467,6 +454,21 @@ mod tests {
         let error = redis::make_extension_error(code.into(), Some(detail.into()));
         let value = redis::ServerError::try_from(error).expect("a server's error");
         Error::from_server(value.code(), value.details())
+    }
+
+    #[test]
+    fn a_redirect_names_a_node_or_a_port_of_the_same_host() {
+        for (text, redirect) in [
+            ("MOVED 3999 127.0.0.1:6381", (Some("127.0.0.1"), 6_381)),
+            ("ASK 0 ::1:6381", (Some("::1"), 6_381)),
+            ("MOVED 0 :6381", (None, 6_381)),
+            ("MOVED 0 ?:6381", (Some("?"), 6_381)),
+        ] {
+            assert_eq!(Error::from_text(text).redirect(), Some(redirect), "{text}");
+        }
+        for text in ["MOVED", "MOVED 1", "ASK 1 a", "ASK 1 a:x", "ERR 1 a:1"] {
+            assert_eq!(Error::from_text(text).redirect(), None, "{text}");
+        }
     }
 
     #[test]

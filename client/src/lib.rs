@@ -20,6 +20,7 @@ mod backoff;
 mod chance;
 mod error;
 mod metrics;
+mod owner;
 #[cfg(feature = "test-util")]
 pub mod test_util;
 mod time;
@@ -36,7 +37,7 @@ pub use api::{
     Scope, Semaphore, WriteGuard, mode,
 };
 pub use error::{Error, ErrorKind, LostReason};
-pub use locks::Owner;
+pub use owner::Owner;
 pub use quorum::{QuorumBuilder, QuorumClient, QuorumError, QuorumGuard, QuorumLock};
 /// The library in whose types [`Guard::call`] takes commands and gives replies.
 pub use redis;

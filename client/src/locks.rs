@@ -10,14 +10,11 @@
 //! 5. In another life of the session, or at another node, holds are renewed by their tokens and
 //!    waits asked for again. There is no other way back.
 
-mod owner;
-pub use owner::Owner;
-
 mod wanted;
 use wanted::Wanted;
 
 pub(crate) mod hold;
-pub(crate) use hold::{Hold, HoldOptions, Target};
+pub(crate) use hold::{Hold, HoldOptions};
 
 // These three name each other: a client has pending calls, a call has guards, a guard its client.
 mod table;

@@ -33,7 +33,7 @@ pub(crate) use durability::{Acknowledger, acknowledger};
 
 // Commands and replies.
 pub(crate) mod request;
-pub(crate) use request::{Durability, Kind, Mode, Subject, WaitMode};
+pub(crate) use request::{Durability, Kind, Mode, Target, WaitMode};
 
 pub(crate) mod reply;
 pub(crate) use reply::{Acquired, Cluster, Event, Id, NAMELESS, Primaries, SLOTS, Told, What};

@@ -8,10 +8,11 @@ use smallvec::{SmallVec, smallvec};
 use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout_at};
 
+use crate::Owner;
 use crate::api::Guard;
 use crate::locks::Helds;
 use crate::locks::acquire::acquire;
-use crate::locks::{Handle, HoldOptions, KeptKey, LINK_FIRST, Owner, Request};
+use crate::locks::{Handle, HoldOptions, KeptKey, LINK_FIRST, Request};
 use crate::wire::{Mode, WaitMode};
 use crate::{Error, MILLIS_MAX, part, whole_millis, within};
 
@@ -136,7 +137,7 @@ impl AcquireOptions {
                     Some(limit) => timeout_at(limit, taken.renew()).await,
                     None => Ok(taken.renew().await),
                 };
-                renewed.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
+                renewed.unwrap_or_else(|_| Err(Error::no_reply()))?;
             }
             taken.still_held()
         };
@@ -148,7 +149,7 @@ impl AcquireOptions {
             Some(end) => timeout_at(end, rest).await,
             None => Ok(rest.await),
         };
-        let Err(error) = told.unwrap_or_else(|_| Err(Error::no_reply(None))) else {
+        let Err(error) = told.unwrap_or_else(|_| Err(Error::no_reply())) else {
             return Ok(taken);
         };
         // Release the parts before the call fails: the caller's next step may count on that.

@@ -1,7 +1,6 @@
 //! The settings of a client, with their defaults and the reasons for them.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::sync::Mutex;
@@ -443,7 +442,6 @@ impl ClientBuilder {
                 listener,
                 runtime: runtime.clone(),
                 gathering: Mutex::default(),
-                epochs: AtomicU64::new(1),
             };
             Router::start(first, cluster, identity)
         });

@@ -4,9 +4,10 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::Owner;
 use crate::api::{AcquireOptions, Lock, MultiLock, RwLock, Semaphore};
 use crate::error::Error;
-use crate::locks::{Handle, Owner, guarded};
+use crate::locks::{Handle, guarded};
 
 /// A connection to one server on which locks are taken. Cheap to clone; clones are the same
 /// client.

@@ -11,11 +11,12 @@ use redis::{Cmd, FromRedisValue, from_redis_value};
 use smallvec::{SmallVec, smallvec};
 use tokio::time::Instant;
 
+use crate::Owner;
 use crate::api::mode::{Multi, Permits, Plain, Read, Single, Write};
 use crate::error::{Error, LostReason};
 use crate::locks::Helds;
 use crate::locks::acquire::acquire;
-use crate::locks::{self, Aim, Context, Held, Hold, Owner, Request, guarded, renew};
+use crate::locks::{self, Aim, Context, Held, Hold, Request, guarded, renew};
 use crate::topology::slot_of;
 use crate::wire::{Mode, WaitMode};
 
@@ -279,8 +280,7 @@ impl<M> Guard<M> {
 
     /// Why it is lost, if it is.
     pub(crate) fn lost_already(&self) -> Option<LostReason> {
-        self.holds()
-            .find_map(|hold| hold.lost_aloud(Instant::now()))
+        self.holds().find_map(|hold| hold.lost(Instant::now()))
     }
 
     pub(crate) fn still_held(&self) -> Result<(), Error> {

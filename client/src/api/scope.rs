@@ -1,7 +1,7 @@
 //! Locks that are taken for one owner.
 
+use crate::Owner;
 use crate::api::{Client, Lock, MultiLock, RwLock};
-use crate::locks::Owner;
 
 /// One unit of work that takes several locks, made by [`Client::scope`](crate::Client::scope). It
 /// names locks as a [`Client`] does, and all that is taken through it is taken for

@@ -110,9 +110,9 @@ impl Context {
     fn request_of(&self, id: CallId, call: &Call, node: &Node) -> wire::Request {
         let target = call.request.target(call.first());
         let (lease, wait_mode) = (call.request.options.lease, call.request.wait_mode);
-        let (subject, session) = (target.subject(), node.session.name());
+        let session = node.session.name();
         let names = call.slots.iter().map(|(name, _)| name);
-        let mut cmd = request::acquire(subject, names, lease, wait_mode, session);
+        let mut cmd = request::acquire(&target, names, lease, wait_mode, session);
         if call.request.owner.is_kept {
             // Ask with the ACQUIRE itself: if WANTED were sent after the grant, a caller refused in
             // between would not be reported.
@@ -140,7 +140,7 @@ impl Context {
                 (Err(error), sending) => {
                     // Sent to a node that was replaced before it answered, it may have been
                     // carried out there.
-                    let is_left = error.code() == Code::Elsewhere;
+                    let is_left = error.code == Code::Elsewhere;
                     let is_again = sending.is_some_and(|sending| sending.again || is_left);
                     Some(self.on_refusal(call, error, is_again))
                 }
@@ -199,7 +199,7 @@ impl Context {
         call.given_back = Some(token);
         let link = &self.router.node_of(&session, call.first()).link;
         for (name, _) in &call.slots {
-            let release = request::release(call.request.target(name).subject(), Some(token));
+            let release = request::release(&call.request.target(name), Some(token));
             // A client that shuts down waits for it.
             let mut pending = Some(self.background.pending.token());
             let told = move |_| drop(pending.take());
@@ -210,7 +210,7 @@ impl Context {
 
     /// The ACQUIRE was refused, or its reply says nothing.
     fn on_refusal(&self, call: &mut Call, error: Error, is_again: bool) -> Next {
-        if error.code() == Code::TryAgain && call.request.wait_mode.waits() {
+        if error.code == Code::TryAgain && call.request.wait_mode.waits() {
             // The server is there, and the keys of the lock are on their way to each other.
             call.since = Instant::now();
         }
@@ -219,7 +219,7 @@ impl Context {
         let is_sent_on = error.redirect().is_some() && self.router.are_several();
         let may_pass = call.was_queued
             || matches!(
-                error.code(),
+                error.code,
                 Code::Elsewhere | Code::TryAgain | Code::ClusterDown
             );
         match there {
@@ -228,10 +228,10 @@ impl Context {
             // Decided under the table's lock, as `moved` looks at calls: a node that is replaced
             // before this is seen here, and one that is replaced after it finds the call refused.
             // Otherwise the call would wait for a session that never answers again.
-            _ if error.code() == Code::NoSession && call.session.is_retired() => {
+            _ if error.code == Code::NoSession && call.session.is_retired() => {
                 return Next::Pause;
             }
-            _ if error.code() == Code::NoSession => {
+            _ if error.code == Code::NoSession => {
                 call.phase = Phase::Refused;
                 return Next::Refused;
             }
@@ -269,7 +269,7 @@ impl Context {
             }
             What::TimedOut(lease_left) => Some(Next::Fail(Error::not_acquired(*lease_left))),
             What::Left => Some(Next::Ask(None)),
-            What::Failed(error) if error.code() == Code::Moved => {
+            What::Failed(error) if error.code == Code::Moved => {
                 self.router.request_refresh();
                 Some(Next::Ask(None))
             }
@@ -375,7 +375,7 @@ impl Context {
         let first = call.request.target(call.first());
         let link = &self.router.node_of(&call.session, &first.name).link;
         let releases = call.slots.iter().map(|(name, _)| {
-            let release = request::release(call.request.target(name).subject(), None);
+            let release = request::release(&call.request.target(name), None);
             // Put off, or sent on, it could take what the next call is granted.
             wire::Request::new(release, name, Manner::Asks, |_| {}).asking(call.asking)
         });
@@ -391,7 +391,7 @@ impl Context {
             // Now the releases are counted in its place.
             drop(pending.take());
         };
-        let cancel = request::cancel(first.subject());
+        let cancel = request::cancel(&first);
         let cancel = wire::Request::new(cancel, &first.name, Manner::Twice, then);
         link.send(cancel.asking(asking));
         for release in releases {
@@ -431,7 +431,7 @@ impl Call {
                 Next::Ask(None)
             };
             let again = self.has_tries().then_some(again);
-            return again.unwrap_or_else(|| Next::Undo(Error::no_reply(None)));
+            return again.unwrap_or_else(|| Next::Undo(Error::no_reply()));
         }
         // Events from now on concern the hold, and are kept for it.
         self.phase = Phase::Pausing;

@@ -10,13 +10,15 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::coop::{consume_budget, unconstrained};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use crate::Owner;
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locks::table::{NamedSlots, Outlook, Turn};
 use crate::locks::{
-    Aim, Call, CallId, Context, Held, Helds, Hold, HoldOptions, KeptKey, Owner, Phase, SlotId,
-    State, Target, renew,
+    Aim, Call, CallId, Context, Held, Helds, Hold, HoldOptions, KeptKey, Phase, SlotId, State,
+    renew,
 };
+use crate::wire::Target;
 use crate::wire::{Mode, WaitMode};
 use crate::{metrics, trace};
 
@@ -142,11 +144,10 @@ impl Caller {
             call.is_none_or(|call| call.was_queued || matches!(call.phase, Phase::Asking))
         });
         if may_be_held {
-            return Error::no_reply(None);
+            return Error::no_reply();
         }
         // The server refused all commands that were sent, and the reason has not passed.
-        let trouble = self.context.router.trouble();
-        trouble.unwrap_or_else(Error::not_attached)
+        self.context.trouble_or("its connection is broken")
     }
 
     /// Takes part in what the owner holds, and asks for the rest.

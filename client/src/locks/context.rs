@@ -10,9 +10,10 @@ use tokio::sync::Notify;
 use tokio::task::{JoinSet, coop::consume_budget};
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::Owner;
 use crate::background::{Background, task};
 use crate::error::Error;
-use crate::locks::{Aim, Owner, Table, renew};
+use crate::locks::{Aim, Table, renew};
 use crate::topology::{Node, Router};
 use crate::wire::Listener;
 use crate::{MILLI, TIMEOUT_MAX, part, trace};

@@ -16,12 +16,11 @@ use crate::wire::{Manner, Outcome, Request, request};
 /// is lost.
 pub(crate) async fn call(context: &Context, hold: &Hold, command: &Cmd) -> Result<Value, Error> {
     let target = &hold.target;
-    let guarded = request::guard(target.subject(), hold.token, command);
+    let guarded = request::guard(target, hold.token, command);
     let reply = once(context, &target.name, guarded).await;
     read_by(reply, |reply| Some(reply.clone())).inspect_err(|error| {
-        if error.code() == Code::NotHeld {
+        if error.code == Code::NotHeld {
             hold.mark_gone(LostReason::NotHeld);
-            hold.changed.notify_waiters();
         }
     })
 }

@@ -20,22 +20,19 @@ impl Listener for Context {
         if is_new {
             this.begins_anew(session, told.life);
         }
-        // Marks all lost holds before any guard is notified: a caller that hears of one lost lock
-        // may ask for several at once, and must not share a hold that is lost as well.
+        // Marks all lost holds in one look at the table: a caller that hears of one lost lock may
+        // ask for several at once, and must not share a hold that is lost as well.
         let subjects: Vec<_> = this.table.with(|state| {
             let subject = |event| this.subject(state, session, event, since);
-            told.events.iter().map(subject).collect()
+            told.events.iter().filter_map(subject).collect()
         });
-        for (event, subject) in told.events.iter().zip(subjects) {
+        for subject in subjects {
             match subject {
-                None => {}
-                Some(Subject::Call(id, next)) => this.go_on(id, next),
-                Some(Subject::Hold(hold)) if matches!(event.what, What::Failed(_)) => {
-                    // Its slot has moved.
+                Subject::Call(id, next) => this.go_on(id, next),
+                Subject::Hold(hold) => {
                     this.router.request_refresh();
                     renew::one(&this, &hold, Aim::Hold);
                 }
-                Some(Subject::Hold(hold)) => hold.apply(event),
             }
         }
         let has_refused = |state: &mut State| std::mem::take(&mut state.has_refused);
@@ -87,7 +84,7 @@ impl Listener for Context {
             return route.node.link.send(request);
         }
         let name = Arc::clone(&request.name);
-        if error.code() == Code::Elsewhere && !self.router.is_home(session, &name) {
+        if error.code == Code::Elsewhere && !self.router.is_home(session, &name) {
             return self.router.home(&name).link.send(request.asking(false));
         }
         // Nobody knows yet, or two that have not yet heard of a move send it to each other.
@@ -142,8 +139,8 @@ impl Context {
         renew::all(self, |hold| hold.is_of(session));
     }
 
-    /// Finds the hold or the call that an event names. A lost hold is marked at once. If the event
-    /// ends a wait, the call keeps the events behind it for its next step.
+    /// Applies an event to the hold or the call that it names; what is still to be done for it. If
+    /// the event ends a wait, the call keeps the events behind it for its next step.
     ///
     /// In one step: between two looks a call could become a hold, and neither would hear of it.
     fn subject(
@@ -156,10 +153,9 @@ impl Context {
         let slot = state.find(event)?;
         let hold = state.at(slot)?.hold.as_ref();
         if let Some(hold) = hold.filter(|hold| self.is_meant(hold, session, event)) {
-            if let What::Lost(reason) = event.what {
-                hold.mark_gone(reason);
-            }
-            return Some(Subject::Hold(Arc::clone(hold)));
+            hold.apply(event);
+            let has_moved = matches!(event.what, What::Failed(_));
+            return has_moved.then(|| Subject::Hold(Arc::clone(hold)));
         }
         let (id, call) = state.call_at(slot)?;
         if !Arc::ptr_eq(&call.session, session) {
@@ -190,18 +186,16 @@ impl Hold {
     /// An event that names this hold.
     pub(super) fn apply(&self, event: &Event) {
         match &event.what {
-            What::Lost(reason) => {
-                self.mark_gone(*reason);
-                self.changed.notify_waiters();
-            }
+            What::Lost(reason) => self.mark_gone(*reason),
             What::Wanted => self.is_wanted(),
             What::Granted | What::TimedOut(_) | What::Left | What::Failed(_) => {}
         }
     }
 }
 
-/// The hold or the call that an event names.
+/// What an event has left to be done.
 enum Subject {
+    /// Its slot has moved.
     Hold(Arc<Hold>),
     Call(CallId, Option<Next>),
 }

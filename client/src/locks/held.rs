@@ -9,8 +9,9 @@ use tokio::time::Instant;
 
 use crate::error::{Error, LostReason};
 use crate::locks::table::Turn;
-use crate::locks::{Context, Hold, SlotId, State, Target};
+use crate::locks::{Context, Hold, SlotId, State};
 use crate::trace;
+use crate::wire::Target;
 use crate::wire::reply::{read_by, read_released};
 use crate::wire::{Manner, Outcome, Request, request};
 
@@ -87,7 +88,7 @@ impl Held {
             // As if another client wanted it, it is not kept.
             hold.is_wanted();
         }
-        let lost = hold.lost_aloud(Instant::now());
+        let lost = hold.lost(Instant::now());
         let (left, are_many) = self.context.table.with(|state| {
             hold.loses_guard();
             // If the slot has another hold by now, this one is over, and there is nothing to send.
@@ -169,7 +170,7 @@ impl Context {
                 }
             }
         };
-        let cmd = request::release(target.subject(), token);
+        let cmd = request::release(target, token);
         let request = Request::new(cmd, &target.name, Manner::Twice, then);
         self.router.home(&target.name).link.send(request);
     }
@@ -177,15 +178,14 @@ impl Context {
 
 /// Ends when one of these is lost; never, if there are none.
 pub(crate) async fn lost<'a>(holds: impl Iterator<Item = &'a Arc<Hold>>) -> LostReason {
-    let mut waiting: FuturesUnordered<_> = holds.map(|hold| until_lost(hold)).collect();
+    // At the latest with its validity.
+    let until_lost = |hold: &'a Arc<Hold>| {
+        let lost = || hold.lost(Instant::now()).ok_or_else(|| hold.end());
+        hold.until(lost)
+    };
+    let mut waiting: FuturesUnordered<_> = holds.map(until_lost).collect();
     match waiting.next().await {
         Some(reason) => reason,
         None => std::future::pending().await,
     }
-}
-
-/// Ends when it is lost, at the latest with its validity.
-async fn until_lost(hold: &Hold) -> LostReason {
-    let lost = || hold.lost(Instant::now()).ok_or_else(|| hold.end());
-    hold.until(lost).await
 }

@@ -1,6 +1,5 @@
 //! One hold: its token, and how long it may be called held.
 
-use std::borrow::Cow;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -11,9 +10,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::error::{Error, LostReason};
-use crate::locks::{Owner, Wanted};
+use crate::locks::Wanted;
 use crate::time::{MILLI, drift, part, up_to_whole_millis, whole_millis};
-use crate::wire::{Mode, Sending, Session, Subject, Tied};
+use crate::wire::{Sending, Session, Target, Tied};
 use crate::{locked, metrics, trace};
 
 /// The terms of a hold, as its first guard has settled them.
@@ -23,29 +22,6 @@ pub(crate) struct HoldOptions {
     /// Whether the watchdog renews it.
     pub(crate) renewed: bool,
     pub(crate) max_hold: Option<Duration>,
-}
-
-/// One owner at one lock.
-#[derive(Clone, Debug)]
-pub(crate) struct Target {
-    pub(crate) name: Arc<[u8]>,
-    pub(crate) owner: Owner,
-    pub(crate) mode: Mode,
-}
-
-impl Target {
-    pub(crate) fn subject(&self) -> Subject<'_> {
-        Subject {
-            mode: self.mode,
-            name: &self.name,
-            owner: &self.owner.name,
-        }
-    }
-
-    /// The name, for people.
-    pub(super) fn shown(&self) -> Cow<'_, str> {
-        String::from_utf8_lossy(&self.name)
-    }
 }
 
 /// One hold of one owner, shared by all its guards.
@@ -127,7 +103,7 @@ impl Hold {
 
     /// How long it may still be called held; zero once lost.
     pub(crate) fn valid_for(&self, now: Instant) -> Duration {
-        match self.lost_aloud(now) {
+        match self.lost(now) {
             None => self.end().saturating_duration_since(now),
             Some(_) => Duration::ZERO,
         }
@@ -162,18 +138,8 @@ impl Hold {
             .fold(validity.until, Instant::min)
     }
 
-    /// The same, for a guard. A task that waits for the loss has a timer, which a renewal may have
-    /// put off just before it was marked. Not for the table's lock: it wakes tasks.
-    pub(crate) fn lost_aloud(&self, now: Instant) -> Option<LostReason> {
-        let was_lost = self.lost.get().is_some();
-        let lost = self.lost(now).filter(|_| !was_lost);
-        lost.inspect(|_| self.changed.notify_waiters());
-        self.lost.get().copied()
-    }
-
     /// The reason of the loss, if the hold is lost. It is marked as lost then, as the caller acts
-    /// on that: a renewal that another thread hears a moment later must not make it valid again. A
-    /// task that waits for the loss looks again at the end by itself.
+    /// on that: a renewal that another thread hears a moment later must not make it valid again.
     pub(crate) fn lost(&self, now: Instant) -> Option<LostReason> {
         if self.lost.get().is_none() && now >= self.end() {
             self.mark_lost(self.reason(now));
@@ -199,14 +165,19 @@ impl Hold {
 
     /// The first reason stands.
     fn mark_lost(&self, reason: LostReason) {
+        if self.lost.set(reason).is_err() {
+            return;
+        }
+        // A task that waits for the loss has a timer, which a renewal may have put off just before.
+        self.changed.notify_waiters();
         // A loss after the last guard is not reported.
-        if self.lost.set(reason).is_ok() && self.has_guards() {
+        if self.has_guards() {
             self.span.lost(reason);
             metrics::lost(reason);
         }
     }
 
-    /// The server has said that it is lost. Its guards are yet to be notified.
+    /// The server has said that it is lost.
     pub(crate) fn mark_gone(&self, reason: LostReason) {
         self.is_gone.store(true, Ordering::Release);
         self.mark_lost(reason);
@@ -381,8 +352,9 @@ fn bounds(since: Instant, lease: Duration, cap: Option<Instant>) -> (Instant, In
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::wire::Confidence;
+    use crate::Owner;
     use crate::wire::session::tests::session;
+    use crate::wire::{Confidence, Mode};
 
     const LEASE: Duration = Duration::from_secs(1);
     const GRACE: Duration = Duration::from_secs(5);

@@ -44,7 +44,7 @@ pub(crate) async fn ask(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) -> R
             // The session connection has broken, and is there again in a moment; or the lock is at
             // a node that the client has yet to find, or on its way there.
             Err(error)
-                if (error.code().is_without_session() || error.code().is_misdirection())
+                if (error.code.is_without_session() || error.code.is_misdirection())
                     && since.elapsed() < limit =>
             {
                 sleep(pauses.next()).await;
@@ -90,8 +90,8 @@ fn start(
     let Route { node, asking } = there.unwrap_or_else(home);
     let wanted = hold.wanted.asks();
     let (target, session) = (&hold.target, &node.session);
-    let (subject, is_wanted) = (target.subject(), wanted.is_some());
-    let cmd = request::renew(subject, length, hold.token, session.name(), is_wanted);
+    let is_wanted = wanted.is_some();
+    let cmd = request::renew(target, length, hold.token, session.name(), is_wanted);
     let mut renewing = Renewing {
         context: Arc::downgrade(context),
         hold: Arc::clone(hold),
@@ -208,7 +208,7 @@ impl Renewing {
                 }
             }
             Err(error) if error.is_lost() => {}
-            Err(error) if error.code().is_without_session() => {
+            Err(error) if error.code.is_without_session() => {
                 hold.was_refused.store(true, Ordering::Relaxed);
                 context.table.with(|state| state.has_refused = true);
             }

@@ -13,8 +13,9 @@ use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::locked;
 use crate::locks::keep::{KeptKey, Place, is_fit};
-use crate::locks::owner::OwnerName;
-use crate::locks::{Helds, Hold, Request, Target};
+use crate::locks::{Helds, Hold, Request};
+use crate::owner::OwnerName;
+use crate::wire::Target;
 use crate::wire::{Event, Kind, Sending, Session};
 
 /// The slots of all owners of a client, at all nodes: a lock may move from one node to another.
@@ -29,8 +30,8 @@ impl Table {
         }))
     }
 
-    /// Does something with all of it. Nobody is told anything inside, and no guard dropped: that
-    /// takes the lock again.
+    /// Does something with all of it. No caller is answered inside, and no guard dropped: that takes
+    /// the lock again.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         work(&mut locked(&self.0))
     }

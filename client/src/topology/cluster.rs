@@ -9,9 +9,9 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{sleep, timeout};
 
 use crate::chance::random;
+use crate::error::Code;
 use crate::topology::map::Map;
 use crate::topology::{Node, Route, Router, slot_of};
-use crate::wire::reply::read_redirect;
 use crate::wire::{Cluster, Connector, Id, NAMELESS};
 use crate::{Backoff, Error, locked};
 
@@ -62,8 +62,9 @@ impl Router {
     }
 
     /// Where a redirect leads, if that node is known.
-    pub(super) fn follow(&self, redirect: &str) -> Option<Route> {
-        let (asking, host, port) = read_redirect(redirect)?;
+    pub(super) fn follow(&self, error: &Error) -> Option<Route> {
+        let (host, port) = error.redirect()?;
+        let asking = error.code == Code::Ask;
         let mut map = locked(&self.map);
         let id = map.at(host.filter(|host| *host != NAMELESS), port)?;
         let node = self.node(&mut map, &id);

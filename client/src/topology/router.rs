@@ -81,13 +81,8 @@ impl Router {
 
     /// The node of this session; if it is not used any more, the node that serves the name.
     pub(crate) fn node_of(&self, session: &Arc<Session>, name: &[u8]) -> Arc<Node> {
-        let map = locked(&self.map);
-        let node = map
-            .nodes
-            .values()
-            .find(|node| Arc::ptr_eq(&node.session, session));
-        let node = node.cloned();
-        drop(map);
+        let is_its = |node: &&Arc<Node>| Arc::ptr_eq(&node.session, session);
+        let node = locked(&self.map).nodes.values().find(is_its).cloned();
         node.unwrap_or_else(|| self.home(name))
     }
 
@@ -123,10 +118,9 @@ impl Router {
         if !self.are_several() {
             return None;
         }
-        let redirect = error.redirect();
-        let there = redirect.and_then(|redirect| self.follow(redirect));
+        let there = self.follow(error);
         let is_known = there.as_ref().is_some_and(|route| route.asking);
-        if !is_known && (redirect.is_some() || error.is_unanswered()) {
+        if !is_known && (error.redirect().is_some() || error.is_unanswered()) {
             self.request_refresh();
         }
         there

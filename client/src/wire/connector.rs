@@ -1,10 +1,11 @@
 //! Finding a server and connecting to it.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redis::aio::SendError;
-use redis::{ConnectionInfo, PushInfo};
+use futures_util::FutureExt;
+use redis::ConnectionInfo;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
@@ -43,6 +44,8 @@ struct Used {
 /// A connection to a primary. Dropping it closes the socket.
 pub(crate) struct Connection {
     pub(super) socket: Socket,
+    /// Its number, larger than those of the connections before.
+    pub(super) epoch: u64,
     closed: CancellationToken,
     replaced: CancellationToken,
 }
@@ -51,14 +54,9 @@ impl Connection {
     /// Ends when the peer is known to have closed it, or another server has been found, by another
     /// connection or by the word of the sentinels.
     pub(crate) fn over(&self) -> impl Future<Output = ()> + use<> {
-        let (closed, replaced) = (self.closed.clone(), self.replaced.clone());
-        async move {
-            tokio::select! {
-                biased;
-                () = closed.cancelled() => {}
-                () = replaced.cancelled() => {}
-            }
-        }
+        let replaced = self.replaced.clone().cancelled_owned();
+        let over = self.closed.clone().run_until_cancelled_owned(replaced);
+        over.map(drop)
     }
 }
 
@@ -100,32 +98,26 @@ impl Connector {
         address(&self.server)
     }
 
-    /// Where the server is now.
-    async fn find(&self) -> Result<ConnectionInfo, Error> {
-        if self.sentinels.is_empty() {
-            return Ok(self.server.clone());
-        }
-        let within = self.dialer.response_timeout;
-        let (address, _) = self.sentinels.primary(within, part(within, SOON)).await?;
-        Ok(at(&self.server, &address))
-    }
-
     /// The cluster as this node tells it, which may be a replica, on a connection of its own.
     pub(crate) async fn cluster(&self) -> Result<Cluster, Error> {
-        let ignored = |_: PushInfo| Ok::<_, SendError>(());
-        let socket = self.dialer.open(&self.server, ignored).await?;
+        let socket = self.dialer.open(&self.server, drop).await?;
         let ask = |cmd| socket.clone().ask(cmd, self.dialer.response_timeout);
         let (asked, is_tls) = (self.address(), is_tls(&self.server));
-        let shards = ask(request::shards()).await;
+        let shards = ask(request::cluster("SHARDS")).await;
         let primaries = read_by(shards, |shards| read_shards(shards, &asked, is_tls))?;
-        let slots = ask(request::slots()).await;
+        let slots = ask(request::cluster("SLOTS")).await;
         read_by(slots, |slots| read_slots(slots, &asked, primaries))
     }
 
     /// Looks up where the server is and connects to it, if it is a primary.
     pub(crate) async fn open(&self) -> Result<Connection, Error> {
         let asked = Instant::now();
-        let reached = self.reach(&self.find().await?, asked).await;
+        if self.sentinels.is_empty() {
+            return self.reach(&self.server, asked).await;
+        }
+        let within = self.dialer.response_timeout;
+        let (address, _) = self.sentinels.primary(within, part(within, SOON)).await?;
+        let reached = self.reach(&at(&self.server, &address), asked).await;
         reached.inspect_err(|_| self.sentinels.forget())
     }
 
@@ -137,11 +129,7 @@ impl Connector {
         let closed = CancellationToken::new();
         // Nothing is pushed to us, but what would hear of it is dropped with the connection.
         let ends = closed.clone().drop_guard();
-        let hears = move |_: PushInfo| {
-            let _ = &ends;
-            Ok::<_, SendError>(())
-        };
-        let socket = self.dialer.open(server, hears).await?;
+        let socket = self.dialer.open(server, move |_| _ = &ends).await?;
         let hello = request::hello(self.dialer.label.as_deref());
         let left = limit.saturating_sub(began.elapsed());
         let answer = socket.clone().ask(hello, left).await?;
@@ -153,6 +141,7 @@ impl Connector {
         let replaced = self.has_found(Some(&address), asked);
         Ok(Connection {
             socket,
+            epoch: self.dialer.epochs.fetch_add(1, Ordering::Relaxed),
             closed,
             replaced: replaced.ok_or_else(Error::elsewhere)?,
         })
@@ -213,7 +202,7 @@ impl Connector {
             return;
         };
         match self.reach(&at(&self.server, &other), asked).await {
-            Err(error) if error.code() == Code::ReadOnly => self.sentinels.forget(),
+            Err(error) if error.code == Code::ReadOnly => self.sentinels.forget(),
             Err(_) => drop(self.has_found(None, asked)),
             Ok(_) => {}
         }

@@ -2,12 +2,13 @@
 
 use std::future::ready;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use redis::aio::{AsyncPushSender, MultiplexedConnection};
-use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, Pipeline, Value};
+use redis::aio::{MultiplexedConnection, SendError};
+use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, Pipeline, PushInfo, Value};
 use tokio::sync::Semaphore;
 use tokio::task::unconstrained;
 use tokio::time::timeout;
@@ -39,7 +40,7 @@ impl Socket {
             let replies = socket.redis.send_packed_commands(&pipeline, 0, count);
             replies
                 .await
-                .map_err(|broken| Error::no_reply(Some(broken)))
+                .map_err(|broken| Error::no_reply().because(broken))
         }));
         // The first poll puts them into the queue. It needs no waker: the task that waits for the
         // replies polls again.
@@ -65,6 +66,9 @@ pub(crate) struct Dialer {
     pub(crate) certificates: Certificates,
     /// How long a command's reply may take.
     pub(crate) response_timeout: Duration,
+    /// Numbers the connections of a client, at whatever server: a node that gets another address is
+    /// the same one still.
+    pub(super) epochs: Arc<AtomicU64>,
     #[cfg(feature = "test-util")]
     pub(crate) instead: Option<Arc<dyn crate::test_util::Dial>>,
 }
@@ -88,8 +92,12 @@ impl Dialer {
     pub(super) async fn open(
         &self,
         server: &ConnectionInfo,
-        pushes: impl AsyncPushSender,
+        pushes: impl Fn(PushInfo) + Send + Sync + 'static,
     ) -> Result<Socket, Error> {
+        let pushes = move |push| {
+            pushes(push);
+            Ok::<_, SendError>(())
+        };
         let config = AsyncConnectionConfig::new()
             .set_pipeline_buffer_size(Semaphore::MAX_PERMITS)
             .set_connection_timeout(Some(self.response_timeout))

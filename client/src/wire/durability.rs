@@ -93,8 +93,8 @@ async fn run(
             };
             let replies = timeout(limit, connection.socket.send(Arc::new(pipeline))).await;
             // A missing reply may come late, so the next wait needs another connection.
-            let mut replies = replies.unwrap_or_else(|_| Err(Error::no_reply(None)))?;
-            let copied = replies.pop().ok_or_else(|| Error::no_reply(None));
+            let mut replies = replies.unwrap_or_else(|_| Err(Error::no_reply()))?;
+            let copied = replies.pop().ok_or_else(Error::no_reply);
             let copied = read_by(copied, read_copied);
             // A server that refuses may have become a replica: the next wait looks for the primary.
             present = copied.is_ok().then_some((life, connection));
@@ -108,7 +108,7 @@ async fn run(
                 let mut replies = renewed.into_iter();
                 for (asking, then) in callers {
                     let reply = replies.nth(usize::from(asking));
-                    let reply = reply.ok_or_else(|| Error::no_reply(None));
+                    let reply = reply.ok_or_else(Error::no_reply);
                     let is_held = read_by(reply, read_renewed);
                     then(is_held.map(|is_held| (is_held, by_enough.clone())));
                 }

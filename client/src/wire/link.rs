@@ -101,14 +101,14 @@ impl Bound {
             bound = Self::try_once(session) => bound,
             _ = state.wait_for(|state| state.is_retired) => Err(Error::elsewhere()),
         };
-        let is_early = bound.as_ref().is_err_and(|error| error.code().is_early());
+        let is_early = bound.as_ref().is_err_and(|error| error.code.is_early());
         (bound, if is_early { answers } else { 0 })
     }
 
     async fn try_once(session: &Session) -> Result<Self, Error> {
         let bound = async {
             let connection = session.connector.open().await?;
-            let bind = request::bind(session.name(), session.next_epoch());
+            let bind = request::bind(session.name(), connection.epoch);
             let socket = connection.socket.clone();
             let reply = socket.ask(bind, session.response_timeout()).await;
             let (life, server) = read_by(reply, read::<(i64, String)>)?;
@@ -306,32 +306,28 @@ impl Driver {
         };
         let mut answered = replies.into_iter().zip(exchange.pipeline.cmd_iter());
         for request in exchange.requests {
-            if request.asking {
-                // Told to nobody. An error would be that of the command, too.
-                answered.next();
+            // The answer to ASKING is told to nobody. An error would be that of the command, too.
+            if let Some((reply, cmd)) = answered.nth(usize::from(request.asking)) {
+                self.ends(request, reply, cmd);
             }
-            self.ends(request, answered.next());
         }
         self.refused.is_empty()
     }
 
     /// Ends a command with this reply, unless it must be sent once more.
-    fn ends(&mut self, mut request: Request, answered: Option<(Value, &Cmd)>) {
-        let Some((reply, cmd)) = answered else {
-            return request.told(Err(Error::no_reply(None)));
-        };
+    fn ends(&mut self, mut request: Request, reply: Value, cmd: &Cmd) {
         let Some(error) = not_carried_out(&reply, &request) else {
             return request.told(Ok(reply));
         };
-        request.is_doubted |= error.code() == Code::Elsewhere;
+        request.is_doubted |= error.code == Code::Elsewhere;
         request.cmd = cmd.clone();
         // This copy was not carried out; one before it may have been.
         request.sent.take_if(|sent| !sent.again);
-        if error.code() == Code::ReadOnly {
+        if error.code == Code::ReadOnly {
             // A server that has been made a replica carries nothing out: the next connection looks
             // for the primary.
             self.refused.push(request);
-        } else if error.code().is_misdirection() || error.code() == Code::Elsewhere {
+        } else if error.code.is_misdirection() || error.code == Code::Elsewhere {
             self.elsewhere(request, error);
         } else {
             request.put_off(error);
@@ -390,7 +386,7 @@ impl Driver {
                         request.cmd = cmd.clone();
                         again.push_back(request);
                     }
-                    None => request.told(Err(Error::no_reply(None))),
+                    None => request.told(Err(Error::no_reply())),
                 }
             }
         }
@@ -451,12 +447,12 @@ fn not_carried_out(reply: &Value, request: &Request) -> Option<Error> {
         Value::ServerError(error) => Error::from_server(error.code(), error.details()),
         _ => return None,
     };
-    if is_doubtful && error.code() == Code::NotHeld {
+    if is_doubtful && error.code == Code::NotHeld {
         return Some(Error::elsewhere());
     }
     // A missing session is for the hold to handle.
-    let passes = error.is_unavailable() && error.code() != Code::NoSession;
-    let is_again = error.code().is_misdirection() || passes && is_twice;
+    let passes = error.is_unavailable() && error.code != Code::NoSession;
+    let is_again = error.code.is_misdirection() || passes && is_twice;
     is_again.then_some(error)
 }
 

@@ -31,8 +31,6 @@ struct Listening {
 /// A call under way.
 struct Call {
     connection: Connection,
-    /// The number of the connection.
-    epoch: u64,
     sent: Instant,
     /// How long the server holds it, if it does not answer at once.
     wait: Option<Duration>,
@@ -58,7 +56,7 @@ impl Call {
 /// Listens until it is aborted, with the node. If another connection takes the session over, it is
 /// taken back: with pauses, so two clients with one session name cannot flood the server.
 pub(crate) async fn run(session: Arc<Session>) {
-    let mut listening = Listening {
+    let listening = Listening {
         session,
         pace: Pace::default(),
         life: 0,
@@ -73,7 +71,7 @@ impl Listening {
     /// An overdue call may be answered yet, if the server only stood still. It is waited for while
     /// the next connection is opened, and until the first call there is answered: to close its
     /// connection earlier would cost our waiters their places.
-    async fn listen(&mut self) {
+    async fn listen(mut self) {
         let session = Arc::clone(&self.session);
         let (mut call, mut overdue) = (None::<Call>, None::<Call>);
         loop {
@@ -108,9 +106,8 @@ impl Listening {
                 // The command connection leads to another server. Nothing is known to be broken.
                 () = session.doubt.notified(), if is_asked => call = None,
                 connection = self.open(), if !is_asked => {
-                    let epoch = session.next_epoch();
                     // Answered at once, and so it confirms at once.
-                    call = Some(self.call(connection, epoch, None, session.response_timeout()));
+                    call = Some(self.call(connection, None, session.response_timeout()));
                 }
             }
         }
@@ -136,28 +133,21 @@ impl Listening {
         let is_at_once = was_late && last.wait.is_some();
         let wait = (!is_at_once).then(|| wait_in(session.identity.grace));
         let limit = wait.unwrap_or_default().saturating_add(self.slack());
-        self.call(last.connection, last.epoch, wait, limit)
+        self.call(last.connection, wait, limit)
     }
 
     /// Until BIND has confirmed the server, this acknowledges no event: the events may be for
     /// another node of this client.
-    fn call(
-        &self,
-        connection: Connection,
-        epoch: u64,
-        wait: Option<Duration>,
-        limit: Duration,
-    ) -> Call {
+    fn call(&self, connection: Connection, wait: Option<Duration>, limit: Duration) -> Call {
         let session = &*self.session;
         let is_verified = session.is_verified(&session.state.borrow(), self.life);
         let after = is_verified.then_some((self.life, self.seq));
         let (after, grace) = (after.unwrap_or_default(), session.identity.grace);
-        let call = request::events(session.name(), epoch, after, wait, grace);
+        let call = request::events(session.name(), connection.epoch, after, wait, grace);
         let sent = Instant::now();
         Call {
             reply: connection.socket.clone().ask(call, TIMEOUT_MAX).boxed(),
             connection,
-            epoch,
             sent,
             wait,
             due: sent.checked_add(limit).unwrap_or(sent),

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{FromRedisValue, RedisError, Value, from_redis_value_ref};
+use redis::{FromRedisValue, Value, from_redis_value_ref};
 
 use crate::error::{Error, LostReason};
 use crate::wire::{Address, Kind, Mode};
@@ -23,7 +23,7 @@ pub(crate) fn read_by<T>(
     read(&reply).ok_or_else(|| {
         let text = "the reply is not one of an RLOCK command";
         let error = (redis::ErrorKind::UnexpectedReturnType, text);
-        Error::no_reply(Some(RedisError::from(error)))
+        Error::no_reply().because(error)
     })
 }
 
@@ -224,23 +224,6 @@ fn addresses(host: Option<String>, port: u16, details: &Details, asked: &Address
     let hosts = [preferred, detail("ip"), detail("hostname")];
     let hosts = hosts.into_iter().flatten().map(String::into_boxed_str);
     hosts.map(|host| Address { host, port }).collect()
-}
-
-/// Where a node says that a command has to go, by `MOVED slot host:port` or `ASK slot host:port`.
-/// Such a command has not been carried out.
-///
-/// Whether it is for this command only: the slot is on its way, and the key has gone ahead. Then
-/// the host; none: the one that was asked; [`NAMELESS`]: nobody has said. And the port.
-pub(crate) fn read_redirect(text: &str) -> Option<(bool, Option<&str>, u16)> {
-    let mut words = text.split(' ');
-    let only_this = match words.next()? {
-        "MOVED" => false,
-        "ASK" => true,
-        _ => return None,
-    };
-    let (host, port) = words.nth(1)?.rsplit_once(':')?;
-    let host = Some(host).filter(|host| !host.is_empty());
-    Some((only_this, host, port.parse().ok()?))
 }
 
 /// A cluster, as one of its nodes tells it.
@@ -451,23 +434,5 @@ mod tests {
         let long = "n".repeat(EVENTS_BYTES - 1);
         assert!(is_all(vec![left(&long[1..])]));
         assert!(!is_all(vec![left(&long)]));
-    }
-
-    #[test]
-    fn a_redirect_names_a_node_or_a_port_of_the_same_host() {
-        for (text, redirect) in [
-            (
-                "MOVED 3999 127.0.0.1:6381",
-                (false, Some("127.0.0.1"), 6_381),
-            ),
-            ("ASK 0 ::1:6381", (true, Some("::1"), 6_381)),
-            ("MOVED 0 :6381", (false, None, 6_381)),
-            ("MOVED 0 ?:6381", (false, Some(NAMELESS), 6_381)),
-        ] {
-            assert_eq!(read_redirect(text), Some(redirect), "{text}");
-        }
-        for text in ["MOVED", "MOVED 1", "ASK 1 a", "ASK 1 a:x", "ERR 1 a:1"] {
-            assert_eq!(read_redirect(text), None, "{text}");
-        }
     }
 }

@@ -1,5 +1,6 @@
 //! Builds the commands: one function each. Nothing else speaks RESP.
 
+use std::borrow::Cow;
 use std::mem::Discriminant;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use redis::{Arg, Cmd};
 use tokio::time::Instant;
 
+use crate::Owner;
 use crate::time::{MILLIS_MAX, up_to_whole_millis};
 
 /// The copies of a grant that are needed before it counts.
@@ -59,20 +61,26 @@ impl Mode {
 }
 
 /// One owner at one lock.
-#[derive(Clone, Copy)]
-pub(crate) struct Subject<'a> {
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) name: Arc<[u8]>,
+    pub(crate) owner: Owner,
     pub(crate) mode: Mode,
-    pub(crate) name: &'a [u8],
-    pub(crate) owner: &'a str,
 }
 
-impl Subject<'_> {
+impl Target {
+    /// The name, for people.
+    pub(crate) fn shown(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.name)
+    }
+
     /// `<verb> key owner [lease-ms] [READ | WRITE | PERMITS]`.
     fn cmd(&self, verb: &str, lease: Option<Duration>) -> Cmd {
-        let bytes = self.name.len().saturating_add(self.owner.len());
+        let (name, owner) = (&*self.name, self.owner.as_str());
+        let bytes = name.len().saturating_add(owner.len());
         let mut cmd = Cmd::with_capacity(ARGUMENTS, bytes.saturating_add(OTHERS_BYTES));
         let (lease, mode) = (lease.map(millis), self.mode.word());
-        cmd.arg((verb, self.name, self.owner, lease, mode));
+        cmd.arg((verb, name, owner, lease, mode));
         cmd
     }
 
@@ -126,7 +134,7 @@ impl WaitMode {
 /// `RLOCK.ACQUIRE … [QUEUE wait-ms] SESSION session ONCE [WANTED]`, or `RLOCK.MACQUIRE` for several
 /// plain locks. Sent twice it takes the lock once.
 pub(crate) fn acquire<'a>(
-    subject: Subject<'_>,
+    target: &Target,
     names: impl ExactSizeIterator<Item = &'a Arc<[u8]>>,
     lease: Duration,
     wait_mode: WaitMode,
@@ -134,13 +142,13 @@ pub(crate) fn acquire<'a>(
 ) -> Cmd {
     let mut cmd = if names.len() > 1 {
         let mut cmd = redis::cmd("RLOCK.MACQUIRE");
-        cmd.arg((subject.owner, millis(lease), names.len()));
+        cmd.arg((target.owner.as_str(), millis(lease), names.len()));
         names.for_each(|name| _ = cmd.arg(&**name));
         cmd
     } else {
-        subject.counted("RLOCK.ACQUIRE", Some(lease))
+        target.counted("RLOCK.ACQUIRE", Some(lease))
     };
-    if let Mode::Permits { limit, .. } = subject.mode {
+    if let Mode::Permits { limit, .. } = target.mode {
         cmd.arg(limit.map(|limit| ("OF", limit)));
     }
     cmd.arg((wait_mode.queue(Instant::now()), "SESSION", session, "ONCE"));
@@ -148,33 +156,33 @@ pub(crate) fn acquire<'a>(
 }
 
 /// `RLOCK.RELEASE … [TOKEN token]`. Only the undo of a call omits the token, since it knows none.
-pub(crate) fn release(subject: Subject<'_>, token: Option<u64>) -> Cmd {
+pub(crate) fn release(target: &Target, token: Option<u64>) -> Cmd {
     let token = token.map(|token| ("TOKEN", token));
-    subject.counted("RLOCK.RELEASE", None).arg(token).take()
+    target.counted("RLOCK.RELEASE", None).arg(token).take()
 }
 
 /// `RLOCK.RENEW … TOKEN token SESSION session [WANTED]`.
 pub(crate) fn renew(
-    subject: Subject<'_>,
+    target: &Target,
     lease: Duration,
     token: u64,
     session: &str,
     wanted: bool,
 ) -> Cmd {
-    let mut cmd = subject.cmd("RLOCK.RENEW", Some(lease));
+    let mut cmd = target.cmd("RLOCK.RENEW", Some(lease));
     cmd.arg(("TOKEN", token, "SESSION", session));
     cmd.arg(wanted.then_some("WANTED"));
     cmd
 }
 
 /// `RLOCK.CANCEL key owner [mode]`: takes the owner's wait out of the queues in which it stands.
-pub(crate) fn cancel(subject: Subject<'_>) -> Cmd {
-    subject.cmd("RLOCK.CANCEL", None)
+pub(crate) fn cancel(target: &Target) -> Cmd {
+    target.cmd("RLOCK.CANCEL", None)
 }
 
 /// `RLOCK.GUARD … TOKEN token CALL command …`.
-pub(crate) fn guard(subject: Subject<'_>, token: u64, command: &Cmd) -> Cmd {
-    let mut cmd = subject.cmd("RLOCK.GUARD", None);
+pub(crate) fn guard(target: &Target, token: u64, command: &Cmd) -> Cmd {
+    let mut cmd = target.cmd("RLOCK.GUARD", None);
     cmd.arg(("TOKEN", token, "CALL"));
     for arg in command.args_iter() {
         // A command with a cursor argument was refused before this.
@@ -227,14 +235,9 @@ pub(crate) fn wait_for_copies(durability: Durability) -> Cmd {
     cmd.arg((on_disk.then_some(1), replicas, within)).take()
 }
 
-/// `CLUSTER SLOTS`: which nodes serve which slots.
-pub(super) fn slots() -> Cmd {
-    redis::cmd("CLUSTER").arg("SLOTS").take()
-}
-
-/// `CLUSTER SHARDS`: which nodes there are.
-pub(super) fn shards() -> Cmd {
-    redis::cmd("CLUSTER").arg("SHARDS").take()
+/// `CLUSTER SHARDS`: which nodes there are; or `CLUSTER SLOTS`: which of them serve which slots.
+pub(super) fn cluster(what: &str) -> Cmd {
+    redis::cmd("CLUSTER").arg(what).take()
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use futures_util::future::join;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::aio::SendError;
-use redis::{ConnectionInfo, PushInfo, PushKind, Value, from_redis_value, from_redis_value_ref};
+use redis::{ConnectionInfo, PushInfo, PushKind, from_redis_value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::wire::reply::read_by;
+use crate::wire::reply::{read, read_by};
 use crate::wire::{Address, Dialer, Socket};
 use crate::{Error, TIMEOUT_MAX, locked, part, task};
 
@@ -120,7 +119,6 @@ impl Sentinels {
                 if is_switch(push, &service) {
                     switched.notify_one();
                 }
-                Ok::<_, SendError>(())
             };
             let open = self.dialer.open(&one.server, hears).await?;
             let subscribe = redis::cmd("SUBSCRIBE").arg(SWITCHES).take();
@@ -130,12 +128,11 @@ impl Sentinels {
             *locked(&one.open) = told.is_ok().then_some(open);
             answer = told;
         }
-        let address = read_by(answer, |answer| match answer {
-            Value::Nil => Some(None),
-            answer => read_address(answer).map(Some),
-        })?;
+        let address = read_by(answer, read::<Option<(String, u16)>>)?;
         let unknown = || Error::refused(format!("it knows no service called {}", self.service));
-        address.ok_or_else(unknown)
+        let (host, port) = address.ok_or_else(unknown)?;
+        let host = host.into();
+        Ok(Address { host, port })
     }
 }
 
@@ -144,12 +141,6 @@ fn best(votes: &BTreeMap<Address, usize>, before: Option<&Address>) -> Option<Ad
     let again = before.filter(|before| votes.contains_key(*before));
     let most = votes.iter().max_by_key(|(_, count)| **count);
     again.or(most.map(|(address, _)| address)).cloned()
-}
-
-fn read_address(answer: &Value) -> Option<Address> {
-    let (host, port): (String, u16) = from_redis_value_ref(answer).ok()?;
-    let host = host.into();
-    Some(Address { host, port })
 }
 
 /// Whether it is a message `<service> <old host> <port> <new host> <port>` about this service.
@@ -165,6 +156,8 @@ const SWITCHES: &str = "+switch-master";
 
 #[cfg(test)]
 mod tests {
+    use redis::Value;
+
     use super::*;
     use crate::wire::dial::tests::serve;
     use crate::wire::endpoint::read;
@@ -236,14 +229,16 @@ mod tests {
     #[test]
     fn an_address_is_a_host_and_a_port() {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-        let told = read_address(&Value::Array(vec![text("::1"), text("6379")]));
-        assert_eq!(told, Some(address("::1", 6379)));
+        let told = |answer| crate::wire::reply::read::<Option<(String, u16)>>(&answer);
+        let both = Value::Array(vec![text("::1"), text("6379")]);
+        assert_eq!(told(both), Some(Some(("::1".to_owned(), 6379))));
+        assert_eq!(told(Value::Nil), Some(None));
         for answer in [
             Value::Array(vec![text("::1")]),
             Value::Array(vec![text("::1"), text("70000")]),
             text("::1"),
         ] {
-            assert_eq!(read_address(&answer), None);
+            assert_eq!(told(answer), None);
         }
     }
 }

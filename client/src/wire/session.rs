@@ -2,7 +2,6 @@
 //! commands that it has for it.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -27,9 +26,6 @@ pub(crate) struct Identity {
     pub(crate) runtime: Handle,
     /// Renewals that are handed over while this is held share one wait for copies.
     pub(crate) gathering: tokio::sync::Mutex<()>,
-    /// Numbers the connections of the client, at whatever server: a node that gets another address
-    /// is the same one still.
-    pub(crate) epochs: AtomicU64,
 }
 
 /// Receives what a client hears from its servers, beside the replies to its commands.
@@ -183,10 +179,6 @@ impl Session {
         self.connector.dialer.response_timeout
     }
 
-    pub(super) fn next_epoch(&self) -> u64 {
-        self.identity.epochs.fetch_add(1, Ordering::Relaxed)
-    }
-
     /// A command connection was bound at this server, in this life of the session. An error, if it
     /// is not the right server.
     pub(super) fn set_bound(&self, life: i64, server: Arc<str>) -> Result<(), Error> {
@@ -200,7 +192,7 @@ impl Session {
 
     /// None could be bound.
     pub(super) fn set_unbound(&self, error: &Error) {
-        if error.code().is_early() {
+        if error.code.is_early() {
             // The session's connection may lead to another server.
             self.doubt.notify_waiters();
         } else {
@@ -248,13 +240,6 @@ impl Session {
         // The sender is `self`: there is no other end to this.
         let tried = changes.wait_for(|state| state.tried().is_some()).await.ok();
         tried.and_then(|state| state.tried()).unwrap_or(Ok(()))
-    }
-
-    /// Waits until the server answers.
-    pub(crate) async fn attached(&self) {
-        let mut changes = self.state.subscribe();
-        // The sender is `self`: there is no other end to this.
-        let _ = changes.wait_for(State::is_attached).await;
     }
 
     /// Why nothing is heard of the server.
@@ -480,7 +465,7 @@ impl Request {
 
     /// No answer has come in time: whether its caller goes on waiting for one.
     pub(super) fn overdue(&mut self, trouble: &Error) -> bool {
-        let no_reply = self.sent.as_ref().map(|_| Error::no_reply(None));
+        let no_reply = self.sent.as_ref().map(|_| Error::no_reply());
         let goes_on = no_reply.is_some() || self.manner == Manner::Twice;
         let error = no_reply.unwrap_or_else(|| trouble.clone());
         if goes_on {
@@ -508,7 +493,6 @@ pub(crate) mod tests {
             listener: Weak::<Context>::new(),
             runtime: Handle::try_current().unwrap_or_else(|_| runtime()),
             gathering: tokio::sync::Mutex::default(),
-            epochs: AtomicU64::new(1),
         })
     }
 
