@@ -36,8 +36,8 @@ simulate: install ## Simulate clients, links and servers from seeds; SECONDS=, S
 	SIMULATE_SECONDS=$(or $(SECONDS),60) SIMULATE_SEED=$(SEED) SIMULATE_FROM=$(FROM) \
 		SIMULATE_FILE=$(FILE) SIMULATE_ONLY=$(ONLY) scripts/simulate
 
-exhaust: install ## Small programs with every fault at every step; PAIRS=1 every pair, SHARD=1/64, PROGRESS=, ONLY=
-	EXHAUST_ONLY=$(ONLY) EXHAUST_SECONDS=$(SECONDS) SHARD=$(SHARD) PROGRESS=$(PROGRESS) \
+exhaust: install ## Small programs with every fault at every step; PAIRS=1 every pair, EVERY=500, SHARD=1/64, PROGRESS=, ONLY=
+	EXHAUST_ONLY=$(ONLY) EXHAUST_SECONDS=$(SECONDS) SHARD=$(SHARD) EVERY=$(EVERY) PROGRESS=$(PROGRESS) \
 		scripts/exhaust $(if $(PAIRS),pairs,singles)
 
 model: install ## Search every state of the protocol's model, within each line of tests/model/bounds.txt

@@ -1,6 +1,6 @@
 //! `make exhaust`: each small program with every fault at every step (`EXHAUST=singles`), or with
 //! every pair of faults at every pair of steps (`EXHAUST=pairs`), or one part of that
-//! (`SHARD=i/n`). `EXHAUST=show` shows them without a fault, and `EXHAUST_ONLY=` is a part of their
+//! (`SHARD=i/n`), or a sample of the pairs (`EVERY=n`). `EXHAUST=show` shows them without a fault, and `EXHAUST_ONLY=` is a part of their
 //! names. With a file of progress (`PROGRESS=`) it goes on where it was ended.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,6 +73,8 @@ struct Settings {
     only: String,
     /// End with the first violation.
     is_brief: bool,
+    /// Of the pairs that begin with a fault, one in so many.
+    every: usize,
     /// End after this time.
     time: Duration,
 }
@@ -91,6 +93,10 @@ impl Settings {
             progress: text("PROGRESS"),
             only: text("EXHAUST_ONLY").unwrap_or_default(),
             is_brief: text("SIMULATE_BRIEF").is_some(),
+            every: text("EVERY")
+                .and_then(|text| number(&text))
+                .unwrap_or(1)
+                .max(1),
             time: time.map_or(Duration::MAX, Duration::from_secs),
         })
     }
@@ -109,10 +115,14 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
     }
     let all = units(&programs);
     let (part, parts) = settings.shard;
-    let own: Vec<_> = all.iter().skip(part).step_by(parts).copied().collect();
+    let own = mixed(&all, settings.every).skip(part).step_by(parts);
+    let own: Vec<_> = own.collect();
     let kind = if settings.pairs { "pairs" } else { "singles" };
     let mut progress = load(&settings);
-    let of = format!("{kind} {part}/{parts} of {} {}", all.len(), settings.only);
+    let mut of = format!("{kind} {part}/{parts} of {} {}", all.len(), settings.only);
+    if settings.every > 1 {
+        of = format!("one in {} {of}", settings.every);
+    }
     if progress.done > 0 && progress.of != of {
         println!("the file of progress is of other work: {}", progress.of);
         return ExitCode::FAILURE;
@@ -203,6 +213,13 @@ fn units(programs: &[Program]) -> Vec<Unit> {
     units
 }
 
+/// In a sample the programs take turns: what was carried out in a part of the time is one, too.
+fn mixed(units: &[Unit], every: usize) -> impl Iterator<Item = Unit> {
+    // A prime, so that each has its turn once.
+    let step = if every > 1 { 1_000_003 } else { 1 };
+    (0..units.len()).map(move |place| units[place * step % units.len()])
+}
+
 /// The schedule with one more fault, at a step of its run.
 fn with_fault(schedule: &Schedule, report: &Report, step: usize, fault: Fault) -> Schedule {
     let mut schedule = schedule.clone();
@@ -249,7 +266,7 @@ fn carry_out(programs: &[Program], units: &[Unit], settings: &Settings, progress
                 loop {
                     let place = next.fetch_add(1, Ordering::Relaxed);
                     let Some(unit) = units.get(place) else { return };
-                    let of = one(programs, *unit, settings.pairs);
+                    let of = one(programs, *unit, settings, place);
                     locked(&shown).insert(place, of);
                 }
             });
@@ -266,7 +283,9 @@ fn carry_out(programs: &[Program], units: &[Unit], settings: &Settings, progress
         }
         count.violations += u64::try_from(shown.wrong.len()).unwrap_or(u64::MAX);
         for (schedule, violations) in &shown.wrong {
-            let number = progress.done + place + 1;
+            let pairs: u64 = progress.counts.values().map(|count| count.pairs).sum();
+            let single = u64::try_from(progress.done + place + 1).unwrap_or(u64::MAX);
+            let number = if settings.pairs { pairs } else { single };
             if settings.is_brief {
                 // As a seed that fails.
                 println!("single {number}: {name}: {}", violations[0]);
@@ -280,19 +299,25 @@ fn carry_out(programs: &[Program], units: &[Unit], settings: &Settings, progress
 }
 
 /// One fault, or one fault with every fault after it.
-fn one(programs: &[Program], unit: Unit, pairs: bool) -> Shown {
+fn one(programs: &[Program], unit: Unit, settings: &Settings, place: usize) -> Shown {
     let program = &programs[unit.program];
     let (schedule, fault) = (&program.scenario.schedule, program.faults[unit.fault]);
     let schedule = with_fault(schedule, &program.report, unit.step, fault);
     let report = run(&schedule, false);
     let mut shown = Shown::default();
-    if !pairs {
+    if !settings.pairs {
         shown.add(&schedule, &report);
         let pairs = next_faults(program, unit, &report).count();
         shown.pairs = u64::try_from(pairs).unwrap_or(u64::MAX);
         return shown;
     }
-    for (step, fault) in next_faults(program, unit, &report) {
+    // Each unit has others in the sample.
+    let every = settings.every;
+    let first = (unit.step + unit.fault + place) % every;
+    for (step, fault) in next_faults(program, unit, &report)
+        .skip(first)
+        .step_by(every)
+    {
         let schedule = with_fault(&schedule, &report, step, fault);
         shown.add(&schedule, &run(&schedule, false));
     }
