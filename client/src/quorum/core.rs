@@ -1,10 +1,11 @@
 //! The servers of a quorum, questions to them, and a named lock there.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::timeout;
 
@@ -29,20 +30,31 @@ impl Core {
     /// Waits until a majority is connected, and a little for the rest; or until none can be.
     pub(super) async fn connected(&self) -> Result<(), QuorumError> {
         let routers = self.members.iter().map(|one| &one.context.router);
-        let mut trying: FuturesUnordered<_> = routers.clone().map(|one| one.tried()).collect();
+        let mut trying = pin!(join_all(routers.clone().map(|one| one.tried())));
+        let servers = routers.clone().map(|one| one.home(&[]));
+        let mut reaching: FuturesUnordered<_> = servers
+            .map(async |server| server.session.attached().await)
+            .collect();
+        let mut all_tried = false;
         // All are looked at each time: one that was reached may be gone again.
         loop {
             let answers: Answers = routers.clone().map(|one| one.trouble()).collect();
             if done(&answers) >= self.need {
                 break;
             }
-            if trying.next().await.is_none() {
+            if all_tried {
                 let kind = refusal(&answers, self.need);
                 return Err(self.error(kind, "could be connected to", answers));
             }
+            tokio::select! {
+                _ = &mut trying => all_tried = true,
+                Some(()) = reaching.next() => {}
+            }
         }
-        // Servers that take longer join when they are connected.
-        let _ = timeout(self.server_timeout, trying.for_each(async |_| {})).await;
+        if !all_tried {
+            // Servers that take longer join when they are connected.
+            let _ = timeout(self.server_timeout, trying).await;
+        }
         self.all_different()
     }
 

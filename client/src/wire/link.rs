@@ -440,10 +440,12 @@ impl Driver {
 /// since the other node sent us here. So that is believed only when it is said once more: the test
 /// is `client_moves::what_goes_ahead_of_its_slot_and_comes_back_is_held_still`.
 fn not_carried_out(reply: &Value, request: &Request) -> Option<Error> {
-    let (is_new, is_twice) = (!request.is_doubted, request.manner == Manner::Twice);
-    let is_doubtful = request.asking && is_new;
+    let is_doubtful = request.asking && !request.is_doubted;
+    let is_twice = request.manner == Manner::Twice;
     let error = match reply {
-        Value::Nil | Value::Int(0) if is_doubtful && is_twice => return Some(Error::elsewhere()),
+        // A RELEASE and a RENEW, which ties its hold, say it so. A GUARD says it by an error.
+        Value::Nil if is_doubtful && is_twice => return Some(Error::elsewhere()),
+        Value::Int(0) if is_doubtful && request.hold.is_some() => return Some(Error::elsewhere()),
         Value::ServerError(error) => Error::from_server(error.code(), error.details()),
         _ => return None,
     };

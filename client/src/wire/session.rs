@@ -242,6 +242,13 @@ impl Session {
         tried.and_then(|state| state.tried()).unwrap_or(Ok(()))
     }
 
+    /// Waits until the server answers.
+    pub(crate) async fn attached(&self) {
+        let mut changes = self.state.subscribe();
+        // The sender is `self`: there is no other end to this.
+        let _ = changes.wait_for(State::is_attached).await;
+    }
+
     /// Why nothing is heard of the server.
     pub(crate) fn trouble(&self) -> Error {
         let state = self.state.borrow();
