@@ -226,10 +226,10 @@ impl ClientBuilder {
     /// Calls of one owner for the same lock are acknowledged in turn: the last waits for all.
     /// The time counts against the lease, and is not part of the timeout of `lock_timeout()`.
     ///
-    /// If a lock with a lease of its own is entered again and no answer comes to that, the lease is
-    /// not prolonged any more: [`Guard::renew`](crate::Guard::renew) leaves
-    /// [`Guard::valid_for`](crate::Guard::valid_for) as it is. The unanswered command may arrive
-    /// after the renewal, and would give the lease its former end again.
+    /// If a lock with a lease of its own is entered again and no answer comes to that, the guard is
+    /// lost with that lease: the unanswered command may arrive after a
+    /// [renewal](crate::Guard::renew) and give the lease its former end again, so a renewal is
+    /// [not acknowledged](crate::Error::is_not_acknowledged) from then on.
     ///
     /// # Examples
     ///

@@ -303,6 +303,10 @@ impl Hold {
     pub(super) fn may_be_cut(&self) {
         locked(&self.validity).is_fixed = true;
     }
+
+    pub(super) fn is_fixed(&self) -> bool {
+        locked(&self.validity).is_fixed
+    }
 }
 
 impl Tied for Hold {

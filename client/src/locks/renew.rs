@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::error::{Error, LostReason};
+use crate::error::{Error, ErrorKind, LostReason};
 use crate::locks::held::{Report, tell};
 use crate::locks::{Context, Hold};
 use crate::topology::Route;
@@ -47,6 +47,9 @@ pub(crate) async fn ask(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) -> R
                 if (error.code.is_without_session() || error.code.is_misdirection())
                     && since.elapsed() < limit =>
             {
+                if let Some(reason) = hold.lost(Instant::now()) {
+                    return Err(Error::lost(reason));
+                }
                 sleep(pauses.next()).await;
             }
             told => return told.map_err(Error::misdirected),
@@ -172,13 +175,13 @@ impl Renewing {
             let report = self.report.take();
             return start(&context, &self.hold, self.aim, turn, report, Some(there));
         }
+        if self.begins.is_none() && answer.as_ref().is_err_and(Error::is_unknown) {
+            self.hold.may_be_cut();
+        }
         drop(self.turn.take());
         metrics::renewed(answer.as_ref().ok().map(|(is_held, _)| *is_held));
         if let (Some(_), Err(error)) = (self.wanted, &answer) {
             self.hold.wanted.failed(error);
-        }
-        if self.begins.is_none() && answer.as_ref().is_err_and(Error::is_unknown) {
-            self.hold.may_be_cut();
         }
         let told = answer.and_then(|(is_held, acknowledged)| {
             let Some(sending) = sending.filter(|_| is_held) else {
@@ -188,6 +191,10 @@ impl Renewing {
             let (by_enough, now) = (acknowledged.as_ref(), Instant::now());
             let renewed = self.hold.renewed(self.begins, sending, by_enough, now);
             renewed.map_err(Error::lost)?;
+            if self.aim == Aim::Anew && self.hold.is_fixed() {
+                let why = "an earlier renewal may arrive yet, and leave the lease its former end";
+                return Err(Error::new(ErrorKind::NotAcknowledged, why));
+            }
             acknowledged.unwrap_or(Ok(()))
         });
         self.hold.changed.notify_waiters();
@@ -208,13 +215,19 @@ impl Renewing {
                 }
             }
             Err(error) if error.is_lost() => {}
-            Err(error) if error.code.is_without_session() => {
-                hold.was_refused.store(true, Ordering::Relaxed);
-                context.table.with(|state| state.has_refused = true);
-            }
             // A refusal is no word of a loss: the server may be loading, or out of memory. The
             // guard hears of it when its lease ends unconfirmed.
-            Err(_) => context.renewal_failed.notify_one(),
+            Err(error) => {
+                let is_without = error.code.is_without_session();
+                if is_without {
+                    hold.was_refused.store(true, Ordering::Relaxed);
+                    context.table.with(|state| state.has_refused = true);
+                }
+                // What the session's next answer asks for is no lease that must be acknowledged.
+                if !is_without || context.router.identity.durability.is_some() {
+                    context.renewal_failed.notify_one();
+                }
+            }
         }
     }
 }

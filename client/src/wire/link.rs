@@ -174,10 +174,13 @@ impl Driver {
         let mut over = FuturesUnordered::new();
         let (mut batch, mut is_closed, mut taken) = (Vec::new(), false, 0_usize);
         let mut alarm = pin!(sleep_until(self.heard));
-        while !(is_closed && self.commands.is_empty() && self.in_flight.is_empty()) {
+        loop {
             match &bound {
                 Some(bound) => self.carry(bound).await,
                 None => self.wait_for_connection(is_closed),
+            }
+            if is_closed && self.commands.is_empty() && self.in_flight.is_empty() {
+                return;
             }
             let is_set = self.set_alarm(alarm.as_mut());
             let first = self.in_flight.front_mut().map(|first| &mut first.replies);
