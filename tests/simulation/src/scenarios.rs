@@ -71,10 +71,13 @@ fn alone() -> Vec<Scenario> {
             "a task asks for the next lock before it gives back the last",
             [of_task(on(0, 0, [lock(0), ahead(within(lock(1), 500))]))],
         ),
-        scenario(
-            "watchdog",
-            "a lock is held for longer than a third of its lease",
-            [on(0, 0, [held(lock(0), 1_060)])],
+        of_lease(
+            Duration::from_secs(3),
+            scenario(
+                "watchdog",
+                "a lock is held for longer than a third of its lease",
+                [on(0, 0, [held(lock(0), 1_060)])],
+            ),
         ),
         scenario(
             "renew",
@@ -344,10 +347,11 @@ fn at(ms: u64) -> Duration {
 
 fn scenario<const N: usize>(name: &'static str, story: &'static str, tasks: [Task; N]) -> Scenario {
     let count = tasks.iter().map(|task| task.client).max().unwrap_or(0) + 1;
-    // Short beside each other: a client that stands still for two graces loses session and lease.
+    // A client that stands still for two graces loses its session. What nobody undoes is seen
+    // before its lease ends.
     let client = Client {
         grace: Duration::from_secs(2),
-        lease: Duration::from_secs(3),
+        lease: Duration::from_secs(20),
         response_timeout: Duration::from_millis(400),
         acknowledged: None,
         copies: 1,
@@ -388,6 +392,13 @@ fn on<const N: usize>(client: usize, ms: u64, steps: [Step; N]) -> Task {
         owner: Owning::Call,
         steps: steps.into(),
     }
+}
+
+/// Its locks are renewed for this long.
+fn of_lease(lease: Duration, mut scenario: Scenario) -> Scenario {
+    let clients = scenario.schedule.clients.iter_mut();
+    clients.for_each(|client| client.lease = lease);
+    scenario
 }
 
 /// All its calls are one owner's.
