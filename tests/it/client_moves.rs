@@ -155,8 +155,8 @@ async fn late_behind_an_ask(has_gone: bool) {
     }
 }
 
-/// A key goes ahead of its slot, and comes back before a command that was sent after it has arrived.
-/// The node that says that nothing is held is not the one that has it.
+/// A key goes ahead of its slot, and comes back before a command that was sent after it has
+/// arrived. The node that says that nothing is held is not the one that has it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_goes_ahead_of_its_slot_and_comes_back_is_held_still() {
     let shards = Shards::start();

@@ -262,8 +262,8 @@ impl Hold {
     /// stays lost: somebody may have acted on it.
     ///
     /// The lease that `begins` with it counts if enough replicas or disks have it, or none must.
-    /// `acknowledged` is `None` if they must, and were not asked: the server says that it is held by
-    /// this session, and no more.
+    /// `acknowledged` is `None` if they must, and were not asked: the server says that it is held
+    /// by this session, and no more.
     pub(crate) fn renewed(
         &self,
         begins: Option<Duration>,

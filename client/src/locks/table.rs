@@ -30,8 +30,8 @@ impl Table {
         }))
     }
 
-    /// Does something with all of it. No caller is answered inside, and no guard dropped: that takes
-    /// the lock again. Tasks are woken inside, which tokio does not run at once.
+    /// Does something with all of it. No caller is answered inside, and no guard dropped: that
+    /// takes the lock again. Tasks are woken inside, which tokio does not run at once.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         work(&mut locked(&self.0))
     }

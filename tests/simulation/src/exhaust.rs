@@ -1,7 +1,8 @@
 //! `make exhaust`: each small program with every fault at every step (`EXHAUST=singles`), or with
 //! every pair of faults at every pair of steps (`EXHAUST=pairs`), or one part of that
-//! (`SHARD=i/n`), or a sample of the pairs (`EVERY=n`). `EXHAUST=show` shows them without a fault, and `EXHAUST_ONLY=` is a part of their
-//! names. With a file of progress (`PROGRESS=`) it goes on where it was ended.
+//! (`SHARD=i/n`), or a sample of the pairs (`EVERY=n`). `EXHAUST=show` shows them without a fault,
+//! and `EXHAUST_ONLY=` is a part of their names. With a file of progress (`PROGRESS=`) it goes on
+//! where it was ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;

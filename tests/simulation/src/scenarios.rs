@@ -167,9 +167,18 @@ fn of_two() -> Vec<Scenario> {
             [on(0, 0, [listening(lock(0))]), on(1, 20, [lock(0)])],
         ),
         scenario(
+            "wanted-again",
+            "a holder hears that it keeps one out, goes on, and hears of the next",
+            [
+                on(0, 0, [going_on(listening(lock(0)))]),
+                on(1, 20, [tried(lock(0))]),
+                on(1, 40, [lock(0)]),
+            ],
+        ),
+        scenario(
             "kept-and-wanted",
             "a lock is kept until another process wants it",
-            [on(0, 0, [kept(lock(0))]), on(1, 25, [lock(0)])],
+            [on(0, 0, [kept_for(60_000, lock(0))]), on(1, 25, [lock(0)])],
         ),
     ]
 }
@@ -472,7 +481,11 @@ fn leased(step: Step, ms: u64) -> Step {
 }
 
 fn kept(step: Step) -> Step {
-    let kept = Some(Duration::from_millis(300));
+    kept_for(300, step)
+}
+
+fn kept_for(ms: u64, step: Step) -> Step {
+    let kept = Some(Duration::from_millis(ms));
     Step { kept, ..step }
 }
 
@@ -497,6 +510,14 @@ fn listening(step: Step) -> Step {
         longest: Duration::from_secs(5),
     });
     Step { listens, ..step }
+}
+
+/// It is told once and goes on.
+fn going_on(mut step: Step) -> Step {
+    step.listens
+        .iter_mut()
+        .for_each(|listens| listens.ignores = 1);
+    step
 }
 
 fn dropped(step: Step) -> Step {
