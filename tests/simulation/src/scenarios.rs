@@ -28,6 +28,7 @@ pub struct Scenario {
 pub fn all() -> Vec<Scenario> {
     let mut all = alone();
     all.extend(of_two());
+    all.extend(of_who_is_wanted());
     all.extend(of_other_kinds());
     all.extend(elsewhere());
     all
@@ -161,6 +162,12 @@ fn of_two() -> Vec<Scenario> {
                 on(1, 8, [lock(0)]),
             ],
         ),
+    ]
+}
+
+/// Two processes, one of which holds what the other wants.
+fn of_who_is_wanted() -> Vec<Scenario> {
+    vec![
         scenario(
             "wanted",
             "a lock is given back when another wants it",
