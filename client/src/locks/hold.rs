@@ -177,8 +177,10 @@ impl Hold {
         }
     }
 
-    /// The server has said that it is lost.
+    /// The server has said that it is lost. If its own time is over, that was first, though nobody
+    /// has looked.
     pub(crate) fn mark_gone(&self, reason: LostReason) {
+        self.lost(Instant::now());
         self.is_gone.store(true, Ordering::Release);
         self.mark_lost(reason);
     }
@@ -466,6 +468,16 @@ pub(crate) mod tests {
         own.may_be_cut();
         let told = renew(&own, after(start, 500), &Ok(()), after(start, 600));
         assert_eq!((told, own.end()), (Ok(()), end));
+    }
+
+    #[test]
+    fn word_of_a_loss_after_its_own_end_does_not_change_the_reason() {
+        let now = Instant::now();
+        let start = now.checked_sub(LEASE).expect("a moment ago");
+        let capped = hold(start, GRACE, Some(LEASE));
+        capped.mark_gone(LostReason::Expired);
+        assert_eq!(capped.lost(now), Some(LostReason::MaxHold));
+        assert!(capped.is_gone());
     }
 
     #[test]
