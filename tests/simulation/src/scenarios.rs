@@ -126,6 +126,14 @@ fn of_two() -> Vec<Scenario> {
             ],
         ),
         scenario(
+            "wait-for-a-short-lease",
+            "a lock is waited for, and held for most of a lease of its own",
+            [
+                on(0, 0, [held(lock(0), 20)]),
+                on(1, 8, [held(leased(lock(0), 300), 200)]),
+            ],
+        ),
+        scenario(
             "timeout",
             "a lock is waited for in vain",
             [
