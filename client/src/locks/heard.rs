@@ -186,7 +186,7 @@ impl Hold {
     /// An event that names this hold.
     pub(super) fn apply(&self, event: &Event) {
         match &event.what {
-            What::Lost(reason) => self.mark_gone(*reason),
+            What::Lost(reason) => _ = self.mark_gone(*reason),
             What::Wanted => self.is_wanted(),
             What::Granted | What::TimedOut(_) | What::Left | What::Failed(_) => {}
         }

@@ -177,12 +177,14 @@ impl Hold {
         }
     }
 
-    /// The server has said that it is lost. If its own time is over, that was first, though nobody
-    /// has looked.
-    pub(crate) fn mark_gone(&self, reason: LostReason) {
-        self.lost(Instant::now());
+    /// The server has said that it is lost. The reason that counts: if its own time is over, that,
+    /// though nobody has looked.
+    pub(crate) fn mark_gone(&self, reason: LostReason) -> LostReason {
         self.is_gone.store(true, Ordering::Release);
-        self.mark_lost(reason);
+        self.lost(Instant::now()).unwrap_or_else(|| {
+            self.mark_lost(reason);
+            reason
+        })
     }
 
     /// Whether the server has nothing of it any more.

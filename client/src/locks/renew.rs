@@ -185,8 +185,7 @@ impl Renewing {
         }
         let told = answer.and_then(|(is_held, acknowledged)| {
             let Some(sending) = sending.filter(|_| is_held) else {
-                self.hold.mark_gone(LostReason::NotHeld);
-                return Err(Error::lost(LostReason::NotHeld));
+                return Err(Error::lost(self.hold.mark_gone(LostReason::NotHeld)));
             };
             let (by_enough, now) = (acknowledged.as_ref(), Instant::now());
             let renewed = self.hold.renewed(self.begins, sending, by_enough, now);
@@ -205,29 +204,28 @@ impl Renewing {
     }
 
     fn follow_up(&self, context: &Arc<Context>, told: &Result<(), Error>) {
-        let hold = &self.hold;
-        match told {
-            Ok(()) => {
-                // The session has begun anew meanwhile, or somebody has begun to listen.
-                let asks = hold.wanted.asks();
-                if hold.is_of_former_life() || asks.is_some() && asks != self.wanted {
-                    one(context, hold, Aim::Hold);
-                }
+        let (hold, error) = (&self.hold, told.as_ref().err());
+        if error.is_none_or(Error::is_not_acknowledged) {
+            // It is held. The session has begun anew meanwhile, or somebody has begun to listen.
+            let asks = hold.wanted.asks();
+            if hold.is_of_former_life() || asks.is_some() && asks != self.wanted {
+                one(context, hold, Aim::Hold);
             }
-            Err(error) if error.is_lost() => {}
-            // A refusal is no word of a loss: the server may be loading, or out of memory. The
-            // guard hears of it when its lease ends unconfirmed.
-            Err(error) => {
-                let is_without = error.code.is_without_session();
-                if is_without {
-                    hold.was_refused.store(true, Ordering::Relaxed);
-                    context.table.with(|state| state.has_refused = true);
-                }
-                // What the session's next answer asks for is no lease that must be acknowledged.
-                if !is_without || context.router.identity.durability.is_some() {
-                    context.renewal_failed.notify_one();
-                }
-            }
+        }
+        let Some(error) = error.filter(|error| !error.is_lost()) else {
+            return;
+        };
+        // A refusal is no word of a loss: the server may be loading, or out of memory. The guard
+        // hears of it when its lease ends unconfirmed.
+        let is_without = error.code.is_without_session();
+        if is_without {
+            hold.was_refused.store(true, Ordering::Relaxed);
+            context.table.with(|state| state.has_refused = true);
+        }
+        // What the session's next answer asks for is no lease that must be acknowledged.
+        let is_durable = context.router.identity.durability.is_some();
+        if hold.options.renewed && (!is_without || is_durable) {
+            context.renewal_failed.notify_one();
         }
     }
 }
