@@ -340,6 +340,35 @@ async fn a_renewal_that_is_not_acknowledged_is_an_error_and_extends_nothing() {
     until("it is given back", || pair.primary.holder("k").is_none());
 }
 
+/// It was renewed all the same: who began to listen meanwhile is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_listens_beside_a_renewal_that_is_not_acknowledged_hears_who_wants_it() {
+    let pair = Pair::start();
+    let client = connect(acknowledged(2_000 * MS), &pair.primary).await;
+    let lock = client.lock("k").lease(30 * LONG);
+    let guard = Arc::new(at_last(async || lock.lock().await).await);
+    pair.settle();
+    pair.replica.freeze();
+    let renews = Arc::clone(&guard);
+    let renewals = || pair.primary.info("cmdstat_rlock.renew");
+    let before = renewals();
+    let renewing = started(async move { renews.renew().await });
+    until("it is renewed, and waits for the replica", || {
+        renewals() != before
+    });
+    let listens = Arc::clone(&guard);
+    let listening = started(async move { listens.wanted().await });
+    let error = soon(renewing).await.unwrap().unwrap_err();
+    assert!(error.is_not_acknowledged(), "{error}");
+    let rival = connect(patient(), &pair.primary).await;
+    let waiting = started(async move { rival.lock("k").lock().await });
+    soon(listening).await.unwrap().unwrap();
+    assert!(!guard.is_lost());
+    drop(guard);
+    drop(soon(waiting).await.unwrap().unwrap());
+    pair.replica.thaw();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_renewals_of_many_holds_share_one_wait_a_round() {
     const HOLDS: u64 = 40;
