@@ -473,6 +473,18 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_kept_lock_is_handed_on_with_half_of_its_own_lease_and_of_its_longest_hold() {
+        let start = Instant::now();
+        let leaves = |hold: &Hold, ms| hold.leaves_half(after(start, ms));
+        let own = hold_of(start, GRACE, None, false);
+        assert!(leaves(&own, 500) && !leaves(&own, 501));
+        let renewed = hold(start, GRACE, None);
+        assert!(leaves(&renewed, 900));
+        let capped = hold(start, GRACE, Some(LEASE));
+        assert!(leaves(&capped, 500) && !leaves(&capped, 501));
+    }
+
+    #[test]
     fn word_of_a_loss_after_its_own_end_does_not_change_the_reason() {
         let now = Instant::now();
         let start = now.checked_sub(LEASE).expect("a moment ago");
