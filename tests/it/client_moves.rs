@@ -87,7 +87,7 @@ async fn a_late_command_behind_an_ask_makes_no_second_owner() {
     late_behind_an_ask(false).await;
 }
 
-/// The same for a caller who has gone meanwhile.
+/// The same, and the caller has dropped its call before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_command_behind_an_ask_of_a_caller_who_has_gone_leaves_nothing() {
     late_behind_an_ask(true).await;

@@ -20,7 +20,7 @@ pub(crate) async fn call(context: &Context, hold: &Hold, command: &Cmd) -> Resul
     let reply = once(context, &target.name, guarded).await;
     read_by(reply, |reply| Some(reply.clone())).inspect_err(|error| {
         if error.code == Code::NotHeld {
-            let _ = hold.mark_gone(LostReason::NotHeld);
+            hold.mark_gone(LostReason::NotHeld);
         }
     })
 }

@@ -139,8 +139,8 @@ impl Context {
         renew::all(self, |hold| hold.is_of(session));
     }
 
-    /// Applies an event to the hold or the call that it names; what is still to be done for it. If
-    /// the event ends a wait, the call keeps the events behind it for its next step.
+    /// Applies an event to the hold or the call that it names, and returns what the caller has to
+    /// do next. After the end of a wait the call keeps later events for its next step.
     ///
     /// In one step: between two looks a call could become a hold, and neither would hear of it.
     fn subject(
@@ -193,13 +193,13 @@ impl Hold {
     }
 }
 
-/// What an event has left to be done.
+/// The next thing to do after an event.
 enum Subject {
     /// Its slot has moved.
     Hold(Arc<Hold>),
     Call(CallId, Option<Next>),
 }
 
-/// After so many redirects a command pauses. Then redirects are followed again: a node that stood
+/// A command pauses after this number of redirects, and then follows them again: a node that stood
 /// still for a while may answer by now.
 const HOPS: u32 = 5;

@@ -78,8 +78,8 @@ impl Held {
         }
     }
 
-    /// Why it is lost, if it is, and the hold that is to be released: the last guard gives the hold
-    /// back, or to the next caller of a kept lock.
+    /// Gives the part back. Returns the reason if the hold is lost, and the hold if the caller has
+    /// to release it: that is for the last guard, unless the lock is kept for the next caller.
     fn give_back(&mut self) -> (Option<LostReason>, Option<Arc<Hold>>) {
         self.is_given_back = true;
         let (hold, slot) = (&self.hold, self.slot);

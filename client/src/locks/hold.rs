@@ -299,9 +299,7 @@ impl Hold {
         }
         Ok(())
     }
-}
 
-impl Hold {
     /// A renewal that leaves the lease its end was given up, and may arrive yet. It would give that
     /// end to a lease which has begun anew by then, so none does.
     pub(super) fn may_be_cut(&self) {

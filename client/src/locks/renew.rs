@@ -222,7 +222,8 @@ impl Renewing {
             hold.was_refused.store(true, Ordering::Relaxed);
             context.table.with(|state| state.has_refused = true);
         }
-        // What the session's next answer asks for is no lease that must be acknowledged.
+        // When a session answers, the hold is confirmed for it. A lease that must be acknowledged
+        // is asked for by the watchdog alone.
         let is_durable = context.router.identity.durability.is_some();
         if hold.options.renewed && (!is_without || is_durable) {
             context.renewal_failed.notify_one();

@@ -74,7 +74,7 @@ struct Settings {
     only: String,
     /// End with the first violation.
     is_brief: bool,
-    /// Of the pairs that begin with a fault, one in so many.
+    /// A sample: with 500, every 500th of the pairs that begin with a fault. 1 is all of them.
     every: usize,
     /// End after this time.
     time: Duration,
@@ -214,7 +214,7 @@ fn units(programs: &[Program]) -> Vec<Unit> {
     units
 }
 
-/// In a sample the programs take turns: what was carried out in a part of the time is one, too.
+/// In a sample the programs take turns, so that it may be ended at any time.
 fn mixed(units: &[Unit], every: usize) -> impl Iterator<Item = Unit> {
     // A prime, so that each has its turn once.
     let step = if every > 1 { 1_000_003 } else { 1 };

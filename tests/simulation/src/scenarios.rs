@@ -173,7 +173,7 @@ fn of_two() -> Vec<Scenario> {
     ]
 }
 
-/// Two processes, one of which holds what the other wants.
+/// A process holds a lock, and another process wants it.
 fn of_who_is_wanted() -> Vec<Scenario> {
     vec![
         scenario(
@@ -371,8 +371,8 @@ fn at(ms: u64) -> Duration {
 
 fn scenario<const N: usize>(name: &'static str, story: &'static str, tasks: [Task; N]) -> Scenario {
     let count = tasks.iter().map(|task| task.client).max().unwrap_or(0) + 1;
-    // A client that stands still for two graces loses its session. What nobody undoes is seen
-    // before its lease ends.
+    // A client that stands still for two graces loses its session. A hold that nobody gives back
+    // lasts until a judge has looked.
     let client = Client {
         grace: Duration::from_secs(2),
         lease: Duration::from_secs(20),
