@@ -415,8 +415,8 @@ impl<M> Guard<M> {
     /// - Lost: the server says that it is no longer held so, or the confirmation came too late.
     /// - Unavailable, unknown: the guard stays valid for as long as it was.
     /// - Not acknowledged: the same. [Replicas](crate::ClientBuilder::acknowledged_by) were to know
-    ///   of the new lease, and did not say so in time. Or no lease may begin any more, for the reason
-    ///   that is given there.
+    ///   of the new lease, and did not say so in time. Or no lease may begin any more,
+    ///   for the reason that is given there.
     ///
     /// # Examples
     ///
