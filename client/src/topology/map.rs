@@ -2,6 +2,7 @@
 //! identifies a node, not the address by which it is reached. Also which slot a name is in.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::topology::Node;
@@ -9,8 +10,8 @@ use crate::wire::{Address, Cluster, Id, Primaries, SLOTS};
 
 #[derive(Default)]
 pub(super) struct Map {
-    /// Which node serves each slot, as far as somebody has told.
-    pub(super) slots: BTreeMap<u16, Id>,
+    /// Which node serves which slots, as far as somebody has told.
+    slots: Runs,
     /// Each node that serves something, or is a primary to which a slot may be on its way.
     pub(super) addresses: Primaries,
     pub(super) nodes: BTreeMap<Id, Arc<Node>>,
@@ -22,10 +23,7 @@ impl Map {
     pub(super) fn learn(&mut self, told: Cluster) -> Option<BTreeSet<u16>> {
         let (mut moved, served) = (BTreeSet::new(), self.serving());
         for (slots, primary) in told.ranges {
-            moved.extend(slots.filter(|slot| {
-                let before = self.slots.insert(*slot, Arc::clone(&primary));
-                before.is_some_and(|before| before != primary)
-            }));
+            self.slots.insert(slots, &primary, &mut moved);
         }
         let mut ids = told.primaries.keys();
         let knows_more = ids.any(|id| !self.addresses.contains_key(id));
@@ -46,10 +44,16 @@ impl Map {
 
     /// All nodes that serve any slot.
     pub(super) fn serving(&self) -> BTreeSet<Id> {
-        // One slot of each run is enough: runs are thousands of slots long.
-        let mut runs: Vec<_> = self.slots.values().collect();
-        runs.dedup();
-        runs.into_iter().cloned().collect()
+        self.slots
+            .0
+            .values()
+            .map(|(_, by)| Arc::clone(by))
+            .collect()
+    }
+
+    /// The node that serves this slot.
+    pub(super) fn serves(&self, slot: u16) -> Option<&Id> {
+        self.slots.at(slot)
     }
 
     /// Leaves the nodes that are not known any more, or are at another address by now.
@@ -61,8 +65,7 @@ impl Map {
             let stays = known.is_some_and(|known| known.contains(&address));
             if !stays {
                 node.session.retire();
-                let served = slots.iter().filter(|(_, by)| *by == id);
-                moved.extend(served.map(|(slot, _)| *slot));
+                moved.extend(slots.of(id));
             }
             stays
         });
@@ -79,6 +82,55 @@ impl Map {
         let (only, _) = there.next()?;
         let is_only = host.is_some() || there.next().is_none();
         is_only.then(|| Arc::clone(only))
+    }
+}
+
+/// Who serves which slots, as runs that do not overlap, by their first slots: with the last slot, and
+/// the node that serves them.
+#[derive(Default)]
+struct Runs(BTreeMap<u16, (u16, Id)>);
+
+impl Runs {
+    fn at(&self, slot: u16) -> Option<&Id> {
+        let (_, (last, by)) = self.0.range(..=slot).next_back()?;
+        (slot <= *last).then_some(by)
+    }
+
+    /// The slots that this node serves.
+    fn of(&self, id: &Id) -> impl Iterator<Item = u16> {
+        let runs = self.0.iter().filter(move |(_, (_, by))| by == id);
+        runs.flat_map(|(first, (last, _))| *first..=*last)
+    }
+
+    /// This node serves these slots from now on. Those that another served have moved.
+    fn insert(&mut self, slots: RangeInclusive<u16>, by: &Id, moved: &mut BTreeSet<u16>) {
+        let (first, last) = (*slots.start(), *slots.end());
+        if first > last {
+            return;
+        }
+        while let Some((run, (end, before))) = self.take_last(first, last) {
+            // What it has beyond these slots, before and behind, stays.
+            if run < first {
+                self.0
+                    .insert(run, (first.saturating_sub(1), before.clone()));
+            }
+            if end > last {
+                let behind = last.saturating_add(1);
+                self.0.insert(behind, (end, before.clone()));
+            }
+            if before != *by {
+                moved.extend(run.max(first)..=end.min(last));
+            }
+        }
+        self.0.insert(first, (last, Arc::clone(by)));
+    }
+
+    /// Takes the last run out that has any of these slots.
+    fn take_last(&mut self, first: u16, last: u16) -> Option<(u16, (u16, Id))> {
+        let (run, (end, _)) = self.0.range(..=last).next_back()?;
+        let (run, end) = (*run, *end);
+        let taken = (end >= first).then(|| self.0.remove(&run))?;
+        Some((run, taken?))
     }
 }
 
@@ -147,6 +199,34 @@ mod tests {
         assert_eq!(slot_of(b"a{{foo}}"), slot_of(b"{foo"));
         for whole in [&b"{}foo"[..], b"foo{", b"}foo{", b""] {
             assert_eq!(slot_of(whole), crc16(whole) % SLOTS, "{whole:?}");
+        }
+    }
+
+    /// All runs of up to six slots, three after each other.
+    #[test]
+    fn runs_of_slots_are_as_each_slot_by_itself() {
+        let ids = ["x", "y"].map(Id::from);
+        let ends = || (1..=6).flat_map(|first| (first - 1..=6).map(move |last| (first, last)));
+        let told: Vec<_> = ends()
+            .flat_map(|of| ids.each_ref().map(|id| (of, id)))
+            .collect();
+        let pairs = || told.iter().flat_map(|a| told.iter().map(move |b| [a, b]));
+        for [before, then] in pairs() {
+            for now in &told {
+                let (mut runs, mut plain) = (Runs::default(), BTreeMap::new());
+                for ((first, last), by) in [before, then, now] {
+                    let (mut moved, mut meant) = (BTreeSet::new(), BTreeSet::new());
+                    runs.insert(*first..=*last, by, &mut moved);
+                    for slot in *first..=*last {
+                        let before = plain.insert(slot, *by);
+                        meant.extend(before.filter(|before| before != by).map(|_| slot));
+                    }
+                    assert_eq!(moved, meant);
+                }
+                assert!((0..8).all(|slot| runs.at(slot) == plain.get(&slot).copied()));
+                let served = plain.iter().filter(|(_, by)| **by == &ids[0]);
+                assert!(runs.of(&ids[0]).eq(served.map(|(slot, _)| *slot)));
+            }
         }
     }
 
