@@ -47,7 +47,7 @@ mod server;
 mod wire;
 
 pub use engine::Guarded;
-pub use moments::Moment;
+pub use moments::{ConnectionId, Moment};
 pub use network::{CutOne, Direction, Host, KEEPALIVE, Network};
 pub use sentinel::Sentinel;
 pub use server::{Cluster, Contents, Resharding, Server, Stats};

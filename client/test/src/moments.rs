@@ -21,7 +21,18 @@ pub enum Moment {
     Reads,
 }
 
-type Observer = Rc<dyn Fn(Moment)>;
+/// The connection on which a message goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionId {
+    /// Hosts are numbered as they are made.
+    pub host: usize,
+    /// Servers are numbered as they are started. `None`: it is to a sentinel.
+    pub server: Option<usize>,
+    /// The number of connections that the host had opened before to the same server or sentinel.
+    pub number: usize,
+}
+
+type Observer = Rc<dyn Fn(Moment, ConnectionId)>;
 
 thread_local! {
     // A host's end of a connection may be sent to another thread, and the observer may not: the
@@ -35,9 +46,9 @@ pub(crate) fn set_observer(observer: Option<Observer>) {
 }
 
 /// The observer may do anything to servers and hosts: no lock may be held here.
-pub(crate) fn tell(moment: Moment) {
+pub(crate) fn tell(moment: Moment, connection: ConnectionId) {
     let observer = OBSERVER.with_borrow(Clone::clone);
     if let Some(observer) = observer {
-        observer(moment);
+        observer(moment, connection);
     }
 }

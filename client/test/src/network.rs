@@ -19,7 +19,7 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep};
 
 use crate::chance::Chance;
-use crate::moments::{self, Moment};
+use crate::moments::{self, ConnectionId, Moment};
 use crate::sentinel::Sentinel;
 use crate::server::{Cluster, Server};
 use crate::wire::{Courier, End, Wire, ends};
@@ -36,6 +36,7 @@ struct Inner {
     /// When wall clocks began.
     started: Instant,
     servers: RefCell<BTreeMap<String, Server>>,
+    hosts: Cell<usize>,
     sentinels: RefCell<BTreeMap<String, Sentinel>>,
 }
 
@@ -66,6 +67,14 @@ enum Peer {
 }
 
 impl Peer {
+    /// The number of a server.
+    fn server(&self) -> Option<usize> {
+        match self {
+            Self::Server(server) => Some(server.number()),
+            Self::Sentinel(_) => None,
+        }
+    }
+
     fn accept(&self, stream: End) {
         match self {
             Self::Server(server) => server.accept(stream),
@@ -97,6 +106,7 @@ impl Network {
             chance: Chance::of(seed),
             started: Instant::now(),
             servers: RefCell::default(),
+            hosts: Cell::default(),
             sentinels: RefCell::default(),
         };
         Self {
@@ -106,8 +116,9 @@ impl Network {
 
     /// Starts a server at this address, `host:port`.
     pub fn server(&self, address: &str) -> Server {
-        let server = Server::start(self.inner.chance.clone(), self.inner.started);
         let mut servers = self.inner.servers.borrow_mut();
+        let number = servers.len();
+        let server = Server::start(number, self.inner.chance.clone(), self.inner.started);
         servers.insert(address.to_owned(), server.clone());
         server
     }
@@ -141,7 +152,7 @@ impl Network {
     /// A server that stands still or dies when it is told of a command has not carried it out, and
     /// one that does so when it is about to send a reply has not sent it. One observer is told at a
     /// time.
-    pub fn observe(&self, observer: impl Fn(Moment) + 'static) {
+    pub fn observe(&self, observer: impl Fn(Moment, ConnectionId) + 'static) {
         moments::set_observer(Some(Rc::new(observer)));
     }
 
@@ -149,7 +160,10 @@ impl Network {
     pub fn host(&self) -> Host {
         let (calls, requests) = mpsc::unbounded_channel();
         let courier = Courier::of(self.inner.chance.seed());
+        let number = self.inner.hosts.get();
+        self.inner.hosts.set(number.saturating_add(1));
         let inner = Rc::new(HostInner {
+            number,
             network: Rc::clone(&self.inner),
             links: RefCell::default(),
             courier: Arc::clone(&courier),
@@ -172,6 +186,7 @@ pub struct Host {
 
 #[derive(Debug)]
 struct HostInner {
+    number: usize,
     network: Rc<Inner>,
     links: RefCell<BTreeMap<String, Rc<Link>>>,
     courier: Arc<Courier>,
@@ -227,6 +242,13 @@ impl Host {
         let wire = self.inner.link(address).wire(number)?;
         wire.cut(direction);
         Some(CutOne { wire })
+    }
+
+    /// The number by which [`cut_one`](Self::cut_one) finds this connection of the host now, if it
+    /// is open and to the server at this address.
+    pub fn number_of(&self, address: &str, connection: ConnectionId) -> Option<usize> {
+        let wires = self.inner.link(address).open_wires();
+        wires.iter().position(|wire| wire.id == connection)
     }
 
     /// Mends both directions, of the link and of each connection: the bytes in flight arrive.
@@ -363,6 +385,8 @@ struct Link {
     to_host: Gate,
     /// The connections, in the order in which they were opened.
     wires: RefCell<Vec<Arc<Wire>>>,
+    /// How many were opened so far.
+    opened: Cell<usize>,
 }
 
 /// Whether one direction is cut.
@@ -411,13 +435,19 @@ impl Link {
         }
     }
 
-    /// A new connection.
-    fn connect(&self, courier: &Arc<Courier>) -> (End, End) {
-        let wire = Arc::new(Wire::default());
+    /// A new connection of this host.
+    fn connect(&self, host: &HostInner, server: Option<usize>) -> (End, End) {
+        let number = self.opened.get();
+        self.opened.set(number.saturating_add(1));
+        let wire = Arc::new(Wire::of(ConnectionId {
+            host: host.number,
+            server,
+            number,
+        }));
         for direction in Direction::BOTH {
             wire.set_link(direction, *self.gate(direction).0.borrow());
         }
-        let ends = ends(&wire, courier);
+        let ends = ends(&wire, &host.courier);
         self.open_wires();
         self.wires.borrow_mut().push(wire);
         ends
@@ -459,7 +489,7 @@ impl HostInner {
             let _ = call.reply.send(Err(refused));
             return;
         };
-        let (host_end, server_end) = link.connect(&self.courier);
+        let (host_end, server_end) = link.connect(&self, peer.server());
         if call.reply.send(Ok(host_end)).is_ok() {
             peer.accept(server_end);
         }

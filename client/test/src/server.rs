@@ -25,7 +25,7 @@ use crate::commands::{self, Client, Connections, Copied, Identity, Reply};
 use crate::engine::{Closing, Engine, Guarded, Listener};
 use crate::keyspace::Keyspace;
 use crate::life::while_alive;
-use crate::moments::{self, Moment};
+use crate::moments::{self, ConnectionId, Moment};
 use crate::network::Direction;
 use crate::resp::Resp;
 use crate::wire::End;
@@ -45,6 +45,8 @@ pub struct Server {
 
 #[derive(Debug)]
 struct Inner {
+    /// How many servers were started before in its network.
+    number: usize,
     chance: Chance,
     id: u64,
     started: Instant,
@@ -142,8 +144,9 @@ const APART_US: u64 = 1_000;
 const LATE: Duration = Duration::from_millis(20);
 
 impl Server {
-    pub(crate) fn start(chance: Chance, started: Instant) -> Self {
+    pub(crate) fn start(number: usize, chance: Chance, started: Instant) -> Self {
         let inner = Inner {
+            number,
             id: chance.seed(),
             chance,
             started,
@@ -369,6 +372,10 @@ impl Server {
     }
 
     /// Serves a connection until it closes or this life of the server ends.
+    pub(crate) fn number(&self) -> usize {
+        self.inner.number
+    }
+
     pub(crate) fn accept(&self, stream: End) {
         let (inner, life) = (Rc::clone(&self.inner), self.inner.life.borrow().clone());
         spawn_local(async move {
@@ -418,8 +425,8 @@ impl Inner {
     }
 
     /// Tells of a moment, at which the server may stop or die.
-    async fn comes_to(&self, moment: Moment) {
-        moments::tell(moment);
+    async fn comes_to(&self, moment: Moment, connection: ConnectionId) {
+        moments::tell(moment, connection);
         if !self.is_up.get() {
             // This life has ended, and its connections are about to hear of it.
             std::future::pending::<()>().await;
@@ -635,26 +642,27 @@ struct Connection {
 impl Connection {
     /// Ends when the connection is closed, or a command cannot be read.
     async fn run(&mut self, server: &Inner, mut client: Client) {
+        let id = self.stream.get_ref().id();
         while let Some(args) = self.next().await {
-            server.comes_to(Moment::CarriesOut).await;
+            server.comes_to(Moment::CarriesOut, id).await;
             let reply = match server.call(&mut client, &args) {
                 Reply::Now(frame) => frame,
                 Reply::Later(listener) => {
-                    server.comes_to(Moment::Waits).await;
+                    server.comes_to(Moment::Waits, id).await;
                     match self.wait(server, listener).await {
                         Some(frame) => frame,
                         None => return,
                     }
                 }
                 Reply::Copied(copied) => {
-                    server.comes_to(Moment::Waits).await;
+                    server.comes_to(Moment::Waits, id).await;
                     match self.wait_for_copies(server, copied, client.written).await {
                         Some(frame) => frame,
                         None => return,
                     }
                 }
             };
-            server.comes_to(Moment::Sends(Direction::ToHost)).await;
+            server.comes_to(Moment::Sends(Direction::ToHost), id).await;
             let is_last = self.is_sent_away;
             if self.stream.send(reply).await.is_err() || is_last {
                 return;

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use crate::moments::{self, Moment};
+use crate::moments::{self, ConnectionId, Moment};
 use crate::network::Direction;
 
 /// One direction of a connection.
@@ -78,8 +78,11 @@ impl Way {
 }
 
 /// A connection.
-#[derive(Debug, Default)]
-pub(crate) struct Wire(Mutex<Ways>);
+#[derive(Debug)]
+pub(crate) struct Wire {
+    pub(crate) id: ConnectionId,
+    ways: Mutex<Ways>,
+}
 
 #[derive(Debug, Default)]
 struct Ways {
@@ -101,8 +104,13 @@ impl Ways {
 }
 
 impl Wire {
+    pub(crate) fn of(id: ConnectionId) -> Self {
+        let ways = Mutex::default();
+        Self { id, ways }
+    }
+
     fn ways(&self) -> MutexGuard<'_, Ways> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether an end of it is still open.
@@ -183,13 +191,17 @@ pub(crate) fn ends(wire: &Arc<Wire>, courier: &Arc<Courier>) -> (End, End) {
 }
 
 impl End {
+    pub(crate) fn id(&self) -> ConnectionId {
+        self.wire.id
+    }
+
     /// Sends a message. A server tells by itself that it is about to.
     fn send_message(&self, bytes: &[u8]) -> io::Result<()> {
         if self.to == Direction::ToServer {
-            moments::tell(Moment::Sends(self.to));
+            moments::tell(Moment::Sends(self.to), self.id());
         }
         self.send(bytes)?;
-        moments::tell(Moment::Sent(self.to));
+        moments::tell(Moment::Sent(self.to), self.id());
         Ok(())
     }
 
@@ -230,7 +242,7 @@ impl AsyncRead for End {
         }
         if length > 0 && self.to == Direction::ToServer {
             drop(ways);
-            moments::tell(Moment::Reads);
+            moments::tell(Moment::Reads, self.id());
             ways = self.wire.ways();
         }
         let way = ways.of(self.to.back());

@@ -65,10 +65,13 @@ impl Entries {
         let is_quiet = is_late_at_most && !stops::are_in(schedule) && !schedule.may_leave();
         let is_one = schedule.servers == 1 && schedule.clustered.is_none();
         let server = servers.first().filter(|_| is_one && is_quiet);
+        let rest = silences.unwrap_or_default() + schedule.latency * 20 + REST;
         Self {
             server: server.cloned(),
             locks,
-            rest: silences.unwrap_or_default() + schedule.latency * 20 + REST,
+            rest: schedule
+                .rests
+                .map_or(rest, |rests| rests.saturating_sub(SLACK)),
             ..Self::default()
         }
     }

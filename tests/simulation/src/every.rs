@@ -2,13 +2,127 @@
 
 use std::time::Duration;
 
+use rlock_test::Direction;
+
 use crate::scenarios::failover;
 use crate::schedule::{Fault, FaultKind, Schedule, Step};
 use crate::sentinels::Old;
+use crate::steps::Place;
 use crate::stops;
 
+/// A fault that may come at a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Possible {
+    /// The fault.
+    pub fault: Fault,
+    strikes: Strikes,
+}
+
+/// What a fault strikes. Between two of its steps nothing but time passes for it.
+#[derive(Clone, Copy, Debug)]
+enum Strikes {
+    /// The call that is about to be polled.
+    Call,
+    /// The message that is in flight, on this connection of a client to a server.
+    Message {
+        client: usize,
+        connection: usize,
+        direction: Direction,
+    },
+    /// A process alone: it stands still.
+    Client(usize),
+    /// A server alone, or its keys.
+    Server,
+    /// A process, and all servers that hear of it.
+    ClientAndServers(usize),
+    /// A link, and so a process and a server.
+    Link(usize),
+    /// A server, and all processes that hear of it.
+    ServerAndClients,
+    /// All servers.
+    Servers,
+    /// All.
+    All,
+}
+
+impl Possible {
+    /// Whether it comes at this step: at each of what it strikes.
+    pub fn comes_at(&self, place: Place) -> bool {
+        if !place.suits(&self.fault.kind) {
+            return false;
+        }
+        let server = self.fault.server;
+        let is_client = |client| place.client() == Some(client);
+        let is_server = place.server() == Some(server);
+        match self.strikes {
+            Strikes::Call | Strikes::All => true,
+            Strikes::Message {
+                client,
+                connection,
+                direction,
+            } => place.is_in_flight(connection, (client, server), direction),
+            Strikes::Client(client) => is_client(client),
+            Strikes::Server => is_server,
+            Strikes::ClientAndServers(client) => is_client(client) || place.server().is_some(),
+            Strikes::Link(client) => is_client(client) || is_server,
+            Strikes::ServerAndClients => place.client().is_some() || is_server,
+            Strikes::Servers => place.server().is_some(),
+        }
+    }
+}
+
 /// All faults that may come at one step, each at each server and for each client.
-pub fn faults(schedule: &Schedule) -> Vec<Fault> {
+pub fn faults(schedule: &Schedule) -> Vec<Possible> {
+    let late = late(schedule);
+    let possible = every_fault(schedule).into_iter().map(|fault| Possible {
+        fault,
+        strikes: strikes(&fault.kind, late),
+    });
+    possible.collect()
+}
+
+fn strikes(kind: &FaultKind, late: Duration) -> Strikes {
+    match *kind {
+        FaultKind::DropCall => Strikes::Call,
+        FaultKind::StandStill { client, .. } => Strikes::Client(client),
+        FaultKind::Kill(client) => Strikes::ClientAndServers(client),
+        FaultKind::CutOne {
+            client,
+            connection,
+            to_server,
+            lasts,
+            ..
+        } if lasts == late => Strikes::Message {
+            client,
+            connection,
+            direction: if to_server {
+                Direction::ToServer
+            } else {
+                Direction::ToHost
+            },
+        },
+        FaultKind::Cut { client, .. }
+        | FaultKind::CutOne { client, .. }
+        | FaultKind::Reset(client)
+        | FaultKind::ResetOne { client, .. }
+        | FaultKind::HalfOpen { client, .. } => Strikes::Link(client),
+        FaultKind::Pause(_)
+        | FaultKind::Delete(_)
+        | FaultKind::Break(_)
+        | FaultKind::Flush
+        | FaultKind::StepClock(_) => Strikes::Server,
+        FaultKind::Crash { .. } => Strikes::ServerAndClients,
+        FaultKind::MoveSlot { .. } => Strikes::Servers,
+        FaultKind::Failover(_) | FaultKind::Replace(_) | FaultKind::Sentinel(_) => Strikes::All,
+    }
+}
+
+/// Later than the next message, and than the one after it.
+fn late(schedule: &Schedule) -> Duration {
+    schedule.latency * 10
+}
+
+fn every_fault(schedule: &Schedule) -> Vec<Fault> {
     let watched = schedule.watched.map(|_| 1);
     let nodes = schedule.clustered.map(|of| of.nodes);
     let servers = watched.or(nodes).unwrap_or(schedule.servers);
@@ -63,8 +177,7 @@ const CONNECTIONS: [usize; 2] = [0, 1];
 /// The faults between a client and a server.
 fn of_link(schedule: &Schedule, client: usize) -> Vec<FaultKind> {
     let long = grace(schedule) * 2;
-    // Later than the next message, and than the one after it.
-    let late = schedule.latency * 10;
+    let late = late(schedule);
     let mut kinds = vec![FaultKind::Reset(client)];
     for (to_server, to_host) in DIRECTIONS {
         kinds.push(FaultKind::Cut {
@@ -92,7 +205,7 @@ fn of_link(schedule: &Schedule, client: usize) -> Vec<FaultKind> {
             arrives,
         };
         kinds.extend(DIRECTIONS.map(|directions| cut(directions, long, true)));
-        // Messages in flight are late, or are lost and the connection ends.
+        // A message in flight is late, or is lost and the connection ends.
         let (to_server, to_host) = (DIRECTIONS[0], DIRECTIONS[1]);
         kinds.extend([to_server, to_host].map(|directions| cut(directions, late, true)));
         kinds.extend([to_server, to_host].map(|directions| cut(directions, late, false)));

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use rlock_simulation::every;
+use rlock_simulation::every::{self, Possible};
 use rlock_simulation::judge::Report;
 use rlock_simulation::run::run;
 use rlock_simulation::scenarios::{self, Scenario};
@@ -25,7 +25,7 @@ use crate::{locked, text, write_schedule};
 /// A program, its possible faults, and its run without a fault.
 struct Program {
     scenario: Scenario,
-    faults: Vec<Fault>,
+    faults: Vec<Possible>,
     report: Report,
 }
 
@@ -201,9 +201,9 @@ fn units(programs: &[Program]) -> Vec<Unit> {
     let mut units = Vec::new();
     for (program, of) in programs.iter().enumerate() {
         for step in 0..of.report.steps.len() {
-            let suits = |fault: &Fault| of.report.steps[step].place.suits(&fault.kind);
+            let place = of.report.steps[step].place;
             let faults = of.faults.iter().enumerate();
-            let faults = faults.filter(|(_, fault)| suits(fault));
+            let faults = faults.filter(|(_, fault)| fault.comes_at(place));
             units.extend(faults.map(|(fault, _)| Unit {
                 program,
                 step,
@@ -302,7 +302,7 @@ fn carry_out(programs: &[Program], units: &[Unit], settings: &Settings, progress
 /// One fault, or one fault with every fault after it.
 fn one(programs: &[Program], unit: Unit, settings: &Settings, place: usize) -> Shown {
     let program = &programs[unit.program];
-    let (schedule, fault) = (&program.scenario.schedule, program.faults[unit.fault]);
+    let (schedule, fault) = (&program.scenario.schedule, program.faults[unit.fault].fault);
     let schedule = with_fault(schedule, &program.report, unit.step, fault);
     let report = run(&schedule, false);
     let mut shown = Shown::default();
@@ -337,8 +337,8 @@ fn next_faults(
         let is_same = number == unit.step;
         let faults = program.faults.iter();
         let faults = faults.skip(if is_same { unit.fault + 1 } else { 0 });
-        let suits = faults.filter(|fault| step.place.suits(&fault.kind));
-        suits.map(move |fault| (number, *fault))
+        let come = faults.filter(|fault| fault.comes_at(step.place));
+        come.map(move |possible| (number, possible.fault))
     })
 }
 

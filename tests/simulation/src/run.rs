@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rlock_client::{ClientBuilder, Owner};
-use rlock_test::{Contents, Direction, Host, Network, Server, Stats};
+use rlock_test::{ConnectionId, Contents, Direction, Host, Network, Server, Stats};
 use tokio::task::{AbortHandle, JoinHandle, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -24,9 +24,14 @@ pub fn run(schedule: &Schedule, is_verbose: bool) -> Report {
     let judge = rlock_test::run(schedule.seed, async |network| {
         let world = Rc::new(World::new(schedule, &network, is_verbose));
         let witness = Rc::downgrade(&world);
-        network.observe(move |moment| {
+        network.observe(move |moment, connection| {
             if let Some(world) = witness.upgrade() {
-                world.comes_to(Place::Message(moment));
+                let open = world.open_number(connection);
+                world.comes_to(Place::Message {
+                    moment,
+                    connection,
+                    open,
+                });
             }
         });
         world.live().await;
@@ -231,10 +236,10 @@ impl World {
             judge: Rc::clone(&self.judge),
             latency: self.schedule.latency,
             polls: {
-                let world = Rc::downgrade(&self);
+                let (world, client) = (Rc::downgrade(&self), plan.client);
                 Rc::new(move || {
                     let world = world.upgrade();
-                    world.is_some_and(|world| world.comes_to(Place::Poll))
+                    world.is_some_and(|world| world.comes_to(Place::Poll(client)))
                 })
             },
             stops: {
@@ -389,12 +394,17 @@ impl World {
         let mut drops = false;
         for fault in faults.filter(|fault| fault.step == Some(number)) {
             if matches!(fault.kind, FaultKind::DropCall) {
-                drops |= place == Place::Poll;
+                drops |= matches!(place, Place::Poll(_));
             } else {
                 steps::begin(Rc::clone(self).fault_now(*fault));
             }
         }
         drops
+    }
+
+    fn open_number(&self, connection: ConnectionId) -> Option<usize> {
+        let host = self.host(connection.host)?;
+        host.number_of(&address(connection.server?), connection)
     }
 
     /// Whether each process has connected that has something to do.

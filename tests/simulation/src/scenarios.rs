@@ -374,7 +374,7 @@ fn scenario<const N: usize>(name: &'static str, story: &'static str, tasks: [Tas
     // A client that stands still for two graces loses its session. A hold that nobody gives back
     // lasts until a judge has looked.
     let client = Client {
-        grace: Duration::from_secs(2),
+        grace: Duration::from_secs(4),
         lease: Duration::from_secs(20),
         response_timeout: Duration::from_millis(400),
         acknowledged: None,
@@ -399,7 +399,7 @@ fn scenario<const N: usize>(name: &'static str, story: &'static str, tasks: [Tas
         faults: Vec::new(),
         is_busy: false,
         // Longer than entries need to settle.
-        rests: Some(Duration::from_millis(850)),
+        rests: Some(Duration::from_millis(350)),
     };
     Scenario {
         name,

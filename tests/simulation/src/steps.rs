@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use rlock_test::Moment;
+use rlock_test::{ConnectionId, Direction, Moment};
 use tokio::task::spawn_local;
 
 use crate::judge::Report;
@@ -28,15 +28,66 @@ pub struct Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A moment of a message.
-    Message(Moment),
-    /// A call is about to be polled.
-    Poll,
+    Message {
+        /// The moment.
+        moment: Moment,
+        /// On which the message goes.
+        connection: ConnectionId,
+        /// The number of the connection among those that the host has open to the same server.
+        open: Option<usize>,
+    },
+    /// A call of this client is about to be polled.
+    Poll(usize),
 }
 
 impl Place {
     /// Whether this may go wrong there: a call is dropped at a poll, and nothing else is.
     pub fn suits(self, kind: &FaultKind) -> bool {
-        (self == Self::Poll) == matches!(kind, FaultKind::DropCall)
+        matches!(self, Self::Poll(_)) == matches!(kind, FaultKind::DropCall)
+    }
+
+    /// The client that does something here: it has sent something, or is about to, or to read.
+    pub(crate) fn client(self) -> Option<usize> {
+        match self {
+            Self::Poll(client) => Some(client),
+            Self::Message {
+                moment:
+                    Moment::Reads
+                    | Moment::Sends(Direction::ToServer)
+                    | Moment::Sent(Direction::ToServer),
+                connection,
+                ..
+            } => Some(connection.host),
+            Self::Message { .. } => None,
+        }
+    }
+
+    /// The server that does something here.
+    pub(crate) fn server(self) -> Option<usize> {
+        match self {
+            Self::Message { connection, .. } if self.client().is_none() => connection.server,
+            _ => None,
+        }
+    }
+
+    /// Whether a message is in flight from here on, in this direction.
+    pub(crate) fn is_in_flight(
+        self,
+        connection: usize,
+        link: (usize, usize),
+        to: Direction,
+    ) -> bool {
+        match self {
+            Self::Message {
+                moment: Moment::Sent(direction),
+                connection: id,
+                open,
+            } => {
+                let is_there = (id.host, id.server) == (link.0, Some(link.1));
+                is_there && open == Some(connection) && direction == to
+            }
+            _ => false,
+        }
     }
 }
 

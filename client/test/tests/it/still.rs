@@ -187,7 +187,7 @@ fn a_server_that_dies_at_a_moment_has_done_what_came_before_it() -> Result<(), E
             sleep(Duration::from_secs(1)).await;
 
             let (dying, is_alive) = (server.clone(), Cell::new(true));
-            network.observe(move |at| {
+            network.observe(move |at, _| {
                 if at == moment && is_alive.replace(false) {
                     dying.crash(false);
                 }
