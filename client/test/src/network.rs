@@ -251,6 +251,22 @@ impl Host {
         wires.iter().position(|wire| wire.id == connection)
     }
 
+    /// How often a part of the process was about to do something: see
+    /// [`connections_used`](Self::connections_used).
+    pub fn turns(&self) -> u64 {
+        self.inner.process.standing().turns
+    }
+
+    /// How often each open connection to the server at this address was used, in their order, and
+    /// how often a call for one was about to pass the link. The state of what has the same number
+    /// at two moments is the same.
+    pub fn connections_used(&self, address: &str) -> (Vec<(usize, u64)>, u64) {
+        let link = self.inner.link(address);
+        let wires = link.open_wires();
+        let used = wires.iter().map(|wire| (wire.id.number, wire.used()));
+        (used.collect(), link.passed.get())
+    }
+
     /// Mends both directions, of the link and of each connection: the bytes in flight arrive.
     pub fn mend(&self, address: &str) {
         let link = self.inner.link(address);
@@ -311,6 +327,8 @@ struct Process(Mutex<Standing>);
 
 #[derive(Debug, Default)]
 struct Standing {
+    /// How often a part of it was about to do something.
+    turns: u64,
     is_still: bool,
     /// Its tasks that were woken while it stood still.
     woken: Vec<Waker>,
@@ -333,6 +351,7 @@ impl Process {
 impl test_util::Process for Process {
     fn runs(&self, task: &Waker) -> bool {
         let mut standing = self.standing();
+        standing.turns = standing.turns.wrapping_add(1);
         if standing.is_still {
             standing.woken.push(task.clone());
         }
@@ -387,6 +406,8 @@ struct Link {
     wires: RefCell<Vec<Arc<Wire>>>,
     /// How many were opened so far.
     opened: Cell<usize>,
+    /// How often something was about to pass it that is not on a connection yet.
+    passed: Cell<u64>,
 }
 
 /// Whether one direction is cut.
@@ -475,6 +496,7 @@ impl HostInner {
         sleep(Duration::from_millis(1)).await;
         for direction in [Direction::ToServer, Direction::ToHost] {
             sleep(self.courier.delay()).await;
+            link.passed.set(link.passed.get().wrapping_add(1));
             link.gate(direction).is_open().await;
         }
         if call.reply.is_closed() {

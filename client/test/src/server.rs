@@ -57,6 +57,10 @@ struct Inner {
     life: RefCell<CancellationToken>,
     lives: Cell<u64>,
     is_up: Cell<bool>,
+    /// How often it was about to do something.
+    turns: Cell<u64>,
+    /// How often it has done something.
+    changes: Cell<u64>,
     running: watch::Sender<bool>,
     /// Something is due at another time than before.
     rearm: Notify,
@@ -155,6 +159,8 @@ impl Server {
             life: RefCell::default(),
             lives: Cell::new(0),
             is_up: Cell::new(false),
+            turns: Cell::default(),
+            changes: Cell::default(),
             running: watch::Sender::new(true),
             rearm: Notify::new(),
             turn_ends: Notify::new(),
@@ -372,6 +378,13 @@ impl Server {
     }
 
     /// Serves a connection until it closes or this life of the server ends.
+    /// How often the server was about to do something, and how often it has: from one moment to
+    /// another of the same numbers it has not been asked whether it stands still, and its keys,
+    /// queues and sessions are the same.
+    pub fn turns(&self) -> (u64, u64) {
+        (self.inner.turns.get(), self.inner.changes.get())
+    }
+
     pub(crate) fn number(&self) -> usize {
         self.inner.number
     }
@@ -416,6 +429,7 @@ impl Inner {
     }
 
     async fn is_running(&self) {
+        self.turns.set(self.turns.get().wrapping_add(1));
         if *self.running.borrow() {
             return;
         }
@@ -490,6 +504,7 @@ impl Inner {
 
     /// Something was done: sets the timer anew, and answers the calls that were woken.
     fn turned(&self) {
+        self.changes.set(self.changes.get().wrapping_add(1));
         self.feed_replicas();
         self.rearm.notify_one();
         self.turn_ends.notify_one();
@@ -507,6 +522,7 @@ impl Inner {
             }
             self.is_running().await;
             let answers = self.engine.borrow_mut().answers(self.now());
+            self.changes.set(self.changes.get().wrapping_add(1));
             for (listener, answer) in answers {
                 let answer = match answer {
                     Ok(told) => commands::events(&told),

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -82,6 +83,8 @@ impl Way {
 pub(crate) struct Wire {
     pub(crate) id: ConnectionId,
     ways: Mutex<Ways>,
+    /// How often anything was done with it.
+    used: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -105,17 +108,28 @@ impl Ways {
 
 impl Wire {
     pub(crate) fn of(id: ConnectionId) -> Self {
-        let ways = Mutex::default();
-        Self { id, ways }
+        let (ways, used) = Default::default();
+        Self { id, ways, used }
+    }
+
+    /// How often anything was done with it: from one moment to another of the same number its state
+    /// is the same.
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
     }
 
     fn ways(&self) -> MutexGuard<'_, Ways> {
+        self.used.fetch_add(1, Ordering::Relaxed);
+        self.state()
+    }
+
+    fn state(&self) -> MutexGuard<'_, Ways> {
         self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether an end of it is still open.
     pub(crate) fn is_open(&self) -> bool {
-        let ways = self.ways();
+        let ways = self.state();
         !ways.is_broken && ways.closed < 2
     }
 

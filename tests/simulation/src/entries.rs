@@ -70,8 +70,8 @@ impl Entries {
             server: server.cloned(),
             locks,
             rest: schedule
-                .rests
-                .map_or(rest, |rests| rests.saturating_sub(SLACK)),
+                .small
+                .map_or(rest, |small| small.rests.saturating_sub(SLACK)),
             ..Self::default()
         }
     }

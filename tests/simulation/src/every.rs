@@ -5,9 +5,9 @@ use std::time::Duration;
 use rlock_test::Direction;
 
 use crate::scenarios::failover;
-use crate::schedule::{Fault, FaultKind, Schedule, Step};
+use crate::schedule::{self, Fault, FaultKind, Schedule};
 use crate::sentinels::Old;
-use crate::steps::Place;
+use crate::steps::{Place, Step, Uses};
 use crate::stops;
 
 /// A fault that may come at a step.
@@ -46,6 +46,61 @@ enum Strikes {
 }
 
 impl Possible {
+    /// What it would find at this step, as how often that was used. `None`: that is not known.
+    fn found(&self, step: &Step) -> Option<(Duration, Vec<u64>)> {
+        let Uses {
+            clients,
+            links,
+            servers,
+        } = &step.uses;
+        let at = self.fault.server;
+        let mut found = Vec::new();
+        let mut link = |client: usize, server: usize| {
+            let (connections, passed) = links.get(client)?.get(server)?;
+            found.push(*passed);
+            for (number, used) in connections {
+                found.extend([u64::try_from(*number).ok()?, *used]);
+            }
+            Some(())
+        };
+        match (self.strikes, self.fault.kind) {
+            (Strikes::Call | Strikes::Message { .. } | Strikes::All, _) => return None,
+            (Strikes::Client(client), _) => found.push(*clients.get(client)?),
+            (Strikes::Server, FaultKind::Pause(_)) => found.push(servers.get(at)?.0),
+            (Strikes::Server, _) => found.push(servers.get(at)?.1),
+            (Strikes::Servers, _) => found.extend(servers.iter().map(|(_, changes)| *changes)),
+            (
+                Strikes::Link(client),
+                FaultKind::CutOne { connection, .. }
+                | FaultKind::ResetOne { connection, .. }
+                | FaultKind::HalfOpen { connection, .. },
+            ) => {
+                let (open, _) = links.get(client)?.get(at)?;
+                // As it finds the connection.
+                let one = connection.checked_rem(open.len());
+                if let Some((number, used)) = one.and_then(|one| open.get(one)) {
+                    found.extend([u64::try_from(*number).ok()?, *used]);
+                }
+            }
+            (Strikes::Link(client), _) => link(client, at)?,
+            (Strikes::ServerAndClients, _) => {
+                (0..links.len()).try_for_each(|client| link(client, at))?;
+                let (turns, changes) = servers.get(at)?;
+                found.extend([*turns, *changes]);
+            }
+            (Strikes::ClientAndServers(client), _) => {
+                (0..servers.len()).try_for_each(|server| link(client, server))?;
+                found.push(*clients.get(client)?);
+                found.extend(
+                    servers
+                        .iter()
+                        .flat_map(|(turns, changes)| [*turns, *changes]),
+                );
+            }
+        }
+        Some((step.at, found))
+    }
+
     /// Whether it comes at this step: at each of what it strikes.
     pub fn comes_at(&self, place: Place) -> bool {
         if !place.suits(&self.fault.kind) {
@@ -69,6 +124,33 @@ impl Possible {
             Strikes::Servers => place.server().is_some(),
         }
     }
+}
+
+/// The steps and faults, by their numbers, of which each is one that may go wrong, from these on. Two
+/// faults at one step come in one order.
+///
+/// A fault is left out if nothing was done with what it strikes since it came last, in the same moment:
+/// it would find everything as it did there.
+pub fn coming(
+    possible: &[Possible],
+    steps: &[Step],
+    after: Option<(usize, usize)>,
+) -> Vec<(usize, usize)> {
+    let mut coming = Vec::new();
+    let mut last = vec![None; possible.len()];
+    let from = after.map_or(0, |(step, _)| step);
+    for (number, step) in steps.iter().enumerate().skip(from) {
+        for (fault, (of, last)) in possible.iter().zip(&mut last).enumerate() {
+            if of.comes_at(step.place) && Some((number, fault)) > after {
+                let found = of.found(step);
+                if found.is_none() || found != *last {
+                    coming.push((number, fault));
+                }
+                *last = found;
+            }
+        }
+    }
+    coming
 }
 
 /// All faults that may come at one step, each at each server and for each client.
@@ -263,12 +345,15 @@ fn of_service(schedule: &Schedule) -> Vec<FaultKind> {
     kinds
 }
 
-/// The locks of a schedule.
+/// The locks of a schedule, from the beginning of its steps on.
 fn locks(schedule: &Schedule) -> Vec<u8> {
-    let steps = stops::steps(schedule);
+    let mut schedule = schedule.clone();
+    let begins = schedule.small.map_or(Duration::ZERO, |small| small.begins);
+    schedule.tasks.retain(|task| task.at >= begins);
+    let steps = stops::steps(&schedule);
     let mut locks: Vec<_> = steps
         .iter()
-        .flat_map(|step: &&Step| step.locks.clone())
+        .flat_map(|step: &&schedule::Step| step.locks.clone())
         .collect();
     locks.sort_unstable();
     locks.dedup();

@@ -200,16 +200,12 @@ fn show(programs: &[Program]) {
 fn units(programs: &[Program]) -> Vec<Unit> {
     let mut units = Vec::new();
     for (program, of) in programs.iter().enumerate() {
-        for step in 0..of.report.steps.len() {
-            let place = of.report.steps[step].place;
-            let faults = of.faults.iter().enumerate();
-            let faults = faults.filter(|(_, fault)| fault.comes_at(place));
-            units.extend(faults.map(|(fault, _)| Unit {
-                program,
-                step,
-                fault,
-            }));
-        }
+        let coming = every::coming(&of.faults, &of.report.steps, None);
+        units.extend(coming.into_iter().map(|(step, fault)| Unit {
+            program,
+            step,
+            fault,
+        }));
     }
     units
 }
@@ -308,38 +304,28 @@ fn one(programs: &[Program], unit: Unit, settings: &Settings, place: usize) -> S
     let mut shown = Shown::default();
     if !settings.pairs {
         shown.add(&schedule, &report);
-        let pairs = next_faults(program, unit, &report).count();
+        let pairs = next_faults(program, unit, &report).len();
         shown.pairs = u64::try_from(pairs).unwrap_or(u64::MAX);
         return shown;
     }
     // Each unit has others in the sample.
     let every = settings.every;
     let first = (unit.step + unit.fault + place) % every;
-    for (step, fault) in next_faults(program, unit, &report)
-        .skip(first)
-        .step_by(every)
-    {
+    let next = next_faults(program, unit, &report).into_iter();
+    for (step, fault) in next.skip(first).step_by(every) {
         let schedule = with_fault(&schedule, &report, step, fault);
         shown.add(&schedule, &run(&schedule, false));
     }
     shown
 }
 
-/// All that may go wrong after this fault, at the steps of the run with it. Two faults at one step
-/// come in one order.
-fn next_faults(
-    program: &Program,
-    unit: Unit,
-    report: &Report,
-) -> impl Iterator<Item = (usize, Fault)> {
-    let steps = report.steps.iter().enumerate().skip(unit.step);
-    steps.flat_map(move |(number, step)| {
-        let is_same = number == unit.step;
-        let faults = program.faults.iter();
-        let faults = faults.skip(if is_same { unit.fault + 1 } else { 0 });
-        let come = faults.filter(|fault| fault.comes_at(step.place));
-        come.map(move |possible| (number, possible.fault))
-    })
+/// All that may go wrong after this fault, at the steps of the run with it.
+fn next_faults(program: &Program, unit: Unit, report: &Report) -> Vec<(usize, Fault)> {
+    let after = Some((unit.step, unit.fault));
+    let coming = every::coming(&program.faults, &report.steps, after);
+    let faults = coming.into_iter();
+    let faults = faults.map(|(step, fault)| (step, program.faults[fault].fault));
+    faults.collect()
 }
 
 /// Violations of one kind are shown once.

@@ -18,7 +18,7 @@ use crate::listens::Listening;
 use crate::nodes::Nodes;
 use crate::schedule::{FaultKind, Mode, Schedule};
 use crate::sentinels::Service;
-use crate::steps::{Place, Step};
+use crate::steps::{Place, Step, Uses};
 use crate::surplus::Surplus;
 use crate::task::Refusal;
 
@@ -394,10 +394,10 @@ impl Judge {
     }
 
     /// The run has come to a step. Its number.
-    pub(crate) fn comes_to(&self, place: Place) -> usize {
+    pub(crate) fn comes_to(&self, place: Place, uses: Uses) -> usize {
         let at = self.started.elapsed();
         let steps = &mut self.report.borrow_mut().steps;
-        steps.push(Step { at, place });
+        steps.push(Step { at, place, uses });
         steps.len().saturating_sub(1)
     }
 

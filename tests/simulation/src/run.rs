@@ -15,7 +15,7 @@ use crate::nodes::Nodes;
 use crate::permits::{SetLimit, semaphores};
 use crate::schedule::{self, Fault, FaultKind, Owning, Schedule};
 use crate::sentinels::{self, SERVICE, Service, server_address as address};
-use crate::steps::{self, Place};
+use crate::steps::{self, Place, Uses};
 use crate::stops::StopKind;
 use crate::task::{AnyClient, Task};
 
@@ -389,7 +389,12 @@ impl World {
         if !self.counts_steps.get() || !self.all_have_connected() {
             return false;
         }
-        let number = self.judge.comes_to(place);
+        let uses = match self.schedule.small {
+            Some(small) if self.judge.elapsed() < small.begins => return false,
+            Some(_) => self.uses(),
+            None => Uses::default(),
+        };
+        let number = self.judge.comes_to(place, uses);
         let faults = self.schedule.faults.iter();
         let mut drops = false;
         for fault in faults.filter(|fault| fault.step == Some(number)) {
@@ -400,6 +405,22 @@ impl World {
             }
         }
         drops
+    }
+
+    /// How often everything was used that a fault may strike.
+    fn uses(&self) -> Uses {
+        let clients = self.clients.borrow();
+        let hosts = || clients.iter().map(|process| &process.host);
+        let addresses: Vec<_> = (0..self.servers.len()).map(address).collect();
+        let links = hosts().map(|host| {
+            let addresses = addresses.iter();
+            addresses.map(|at| host.connections_used(at)).collect()
+        });
+        Uses {
+            clients: hosts().map(Host::turns).collect(),
+            links: links.collect(),
+            servers: self.servers.iter().map(Server::turns).collect(),
+        }
     }
 
     fn open_number(&self, connection: ConnectionId) -> Option<usize> {
@@ -680,14 +701,14 @@ impl World {
     async fn rest(&self) {
         self.counts_steps.set(false);
         let rest = self.judge.entries.rest();
-        if let Some(rest) = self.schedule.rests.or(rest) {
+        if let Some(rest) = self.schedule.small.map(|small| small.rests).or(rest) {
             sleep(rest).await;
             if self.judge.entries.are_counted() {
                 self.judge.count("entries counted");
             }
             self.judge.look();
         }
-        if self.schedule.rests.is_some() {
+        if self.schedule.small.is_some() {
             self.nobody_has_anything().await;
         }
         self.counts_steps.set(true);

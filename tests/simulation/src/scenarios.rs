@@ -10,7 +10,9 @@ use crate::listens::Listens;
 use crate::moves::ByKeys;
 use crate::nodes::Clustered;
 use crate::permits::{Asked, SEMAPHORES, SetLimit};
-use crate::schedule::{Client, End, Fault, FaultKind, Mode, Owning, Schedule, Step, Task, Verb};
+use crate::schedule::{
+    Client, End, Fault, FaultKind, Mode, Owning, Schedule, Small, Step, Task, Verb,
+};
 use crate::sentinels::{Failover, Old, Watched};
 
 /// A program and its story.
@@ -299,7 +301,7 @@ fn elsewhere() -> Vec<Scenario> {
             "a lock of a cluster is waited for",
             waits(),
         )),
-        going_wrong(
+        connected(going_wrong(
             25,
             one_move,
             of_cluster(scenario(
@@ -307,8 +309,8 @@ fn elsewhere() -> Vec<Scenario> {
                 "a slot moves while its lock is held and waited for",
                 waits_here(),
             )),
-        ),
-        going_wrong(
+        )),
+        connected(going_wrong(
             25,
             by_keys,
             of_cluster(scenario(
@@ -316,7 +318,7 @@ fn elsewhere() -> Vec<Scenario> {
                 "a slot moves key by key while its lock is held and waited for",
                 waits_here(),
             )),
-        ),
+        )),
         watched(scenario(
             "replica",
             "a lock is waited for at a primary with a replica, which sentinels watch",
@@ -398,8 +400,11 @@ fn scenario<const N: usize>(name: &'static str, story: &'static str, tasks: [Tas
         limits: Vec::new(),
         faults: Vec::new(),
         is_busy: false,
-        // Longer than entries need to settle.
-        rests: Some(Duration::from_millis(350)),
+        small: Some(Small {
+            begins: at(0),
+            // Longer than entries need to settle.
+            rests: Duration::from_millis(350),
+        }),
     };
     Scenario {
         name,
@@ -407,6 +412,27 @@ fn scenario<const N: usize>(name: &'static str, story: &'static str, tasks: [Tas
         schedule,
     }
 }
+
+/// It begins later, when its first process has connected to the second node too.
+fn connected(mut scenario: Scenario) -> Scenario {
+    let Schedule {
+        tasks,
+        faults,
+        small,
+        ..
+    } = &mut scenario.schedule;
+    let begins = small.iter_mut().map(|small| &mut small.begins);
+    let tasks_begin = tasks.iter_mut().map(|task| &mut task.at);
+    let faults_begin = faults.iter_mut().map(|fault| &mut fault.at);
+    let all = begins.chain(tasks_begin.skip(1)).chain(faults_begin);
+    all.for_each(|at| *at += Duration::from_millis(30));
+    let first = tasks.iter_mut().take(1);
+    first.for_each(|task| task.steps.push(lock(AT_THE_SECOND_NODE)));
+    scenario
+}
+
+/// A lock whose slot the second node of two serves.
+const AT_THE_SECOND_NODE: u8 = 2;
 
 /// A task of this client that begins after `ms` milliseconds.
 fn on<const N: usize>(client: usize, ms: u64, steps: [Step; N]) -> Task {

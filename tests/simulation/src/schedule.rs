@@ -45,10 +45,19 @@ pub struct Schedule {
     /// Whether the servers have much else to do: see `Server::make_busy`.
     #[serde(default)]
     pub is_busy: bool,
-    /// After the end of its tasks a run rests for this time, even with faults in it, and then until
-    /// nobody holds or waits. None if the judges say for how long, as far as they need it.
+    /// If it is a small program, whose faults come at steps.
     #[serde(default)]
-    pub rests: Option<Duration>,
+    pub small: Option<Small>,
+}
+
+/// What small programs have in common.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Small {
+    /// Its steps are counted from here on.
+    pub begins: Duration,
+    /// After the end of its tasks a run rests for this time, even with faults in it, and then until
+    /// nobody holds or waits. Other schedules rest only if a judge needs it.
+    pub rests: Duration,
 }
 
 /// A client process.
@@ -564,7 +573,7 @@ impl Draw {
             limits: Vec::new(),
             faults,
             is_busy: lag.is_none() && self.one_in(3),
-            rests: None,
+            small: None,
         };
         stops::add(&mut schedule, seed);
         moves::add(&mut schedule, seed);

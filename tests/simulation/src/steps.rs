@@ -16,12 +16,26 @@ use crate::run::run;
 use crate::schedule::{FaultKind, Schedule};
 
 /// A step.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Step {
     /// When it happens.
     pub at: Duration,
     /// The step.
     pub place: Place,
+    /// How often everything was used before it, in a small program.
+    pub(crate) uses: Uses,
+}
+
+/// How often everything was used that a fault may strike: what was not used from one step to another
+/// is the same at both.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Uses {
+    /// Each client.
+    pub(crate) clients: Vec<u64>,
+    /// For each client, its link to each server: each open connection, and the link.
+    pub(crate) links: Vec<Vec<(Vec<(usize, u64)>, u64)>>,
+    /// Each server: asked whether it runs, and changed.
+    pub(crate) servers: Vec<(u64, u64)>,
 }
 
 /// A step.

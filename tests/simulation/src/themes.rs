@@ -105,7 +105,7 @@ impl Draw {
             limits: Vec::new(),
             faults,
             is_busy: plan.is_busy,
-            rests: None,
+            small: None,
         }
     }
 
