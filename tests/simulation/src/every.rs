@@ -7,7 +7,7 @@ use rlock_test::Direction;
 use crate::scenarios::failover;
 use crate::schedule::{self, Fault, FaultKind, Schedule};
 use crate::sentinels::Old;
-use crate::steps::{Place, Step, Uses};
+use crate::steps::{Step, Uses};
 use crate::stops;
 
 /// A fault that may come at a step.
@@ -17,6 +17,9 @@ pub struct Possible {
     pub fault: Fault,
     strikes: Strikes,
 }
+
+/// What a fault finds: when, and how often what it strikes was used.
+type Found = (Duration, Vec<u64>);
 
 /// What a fault strikes. Between two of its steps nothing but time passes for it.
 #[derive(Clone, Copy, Debug)]
@@ -46,8 +49,28 @@ enum Strikes {
 }
 
 impl Possible {
-    /// What it would find at this step, as how often that was used. `None`: that is not known.
-    fn found(&self, step: &Step) -> Option<(Duration, Vec<u64>)> {
+    /// Whether the connection is there that it strikes, if it strikes one that is open.
+    fn is_there(&self, step: &Step) -> bool {
+        let open = |client: usize| {
+            let link = step.uses.links.get(client)?.get(self.fault.server)?;
+            Some(link.0.len())
+        };
+        let (client, connection) = match self.fault.kind {
+            FaultKind::Reset(client) => (client, 0),
+            FaultKind::CutOne {
+                client, connection, ..
+            }
+            | FaultKind::ResetOne { client, connection }
+            | FaultKind::HalfOpen {
+                client, connection, ..
+            } => (client, connection),
+            _ => return true,
+        };
+        open(client).is_some_and(|open| connection < open)
+    }
+
+    /// What it would find at this step. `None`: that is not known.
+    fn found(&self, step: &Step) -> Option<Found> {
         let Uses {
             clients,
             links,
@@ -55,55 +78,65 @@ impl Possible {
         } = &step.uses;
         let at = self.fault.server;
         let mut found = Vec::new();
-        let mut link = |client: usize, server: usize| {
-            let (connections, passed) = links.get(client)?.get(server)?;
+        let mut link = |client: usize| {
+            let (connections, passed) = links.get(client)?.get(at)?;
             found.push(*passed);
             for (number, used) in connections {
                 found.extend([u64::try_from(*number).ok()?, *used]);
             }
             Some(())
         };
+        let one = |client: usize, connection: usize| {
+            let (open, _) = links.get(client)?.get(at)?;
+            let (number, used) = open.get(connection.checked_rem(open.len())?)?;
+            Some([u64::try_from(*number).ok()?, *used])
+        };
         match (self.strikes, self.fault.kind) {
-            (Strikes::Call | Strikes::Message { .. } | Strikes::All, _) => return None,
             (Strikes::Client(client), _) => found.push(*clients.get(client)?),
             (Strikes::Server, FaultKind::Pause(_)) => found.push(servers.get(at)?.0),
             (Strikes::Server, _) => found.push(servers.get(at)?.1),
             (Strikes::Servers, _) => found.extend(servers.iter().map(|(_, changes)| *changes)),
+            (Strikes::Link(client), FaultKind::CutOne { connection, .. }) => {
+                found.extend(one(client, connection)?);
+            }
+            // One end is told, after what it has been told before.
             (
                 Strikes::Link(client),
-                FaultKind::CutOne { connection, .. }
-                | FaultKind::ResetOne { connection, .. }
-                | FaultKind::HalfOpen { connection, .. },
+                FaultKind::HalfOpen {
+                    connection,
+                    to_server,
+                    ..
+                },
             ) => {
-                let (open, _) = links.get(client)?.get(at)?;
-                // As it finds the connection.
-                let one = connection.checked_rem(open.len());
-                if let Some((number, used)) = one.and_then(|one| open.get(one)) {
-                    found.extend([u64::try_from(*number).ok()?, *used]);
-                }
+                found.extend(one(client, connection)?);
+                found.push(if to_server {
+                    servers.get(at)?.0
+                } else {
+                    *clients.get(client)?
+                });
             }
-            (Strikes::Link(client), _) => link(client, at)?,
+            (Strikes::Link(client), FaultKind::Cut { .. }) => link(client)?,
             (Strikes::ServerAndClients, _) => {
-                (0..links.len()).try_for_each(|client| link(client, at))?;
+                (0..links.len()).try_for_each(link)?;
                 let (turns, changes) = servers.get(at)?;
                 found.extend([*turns, *changes]);
             }
-            (Strikes::ClientAndServers(client), _) => {
-                (0..servers.len()).try_for_each(|server| link(client, server))?;
-                found.push(*clients.get(client)?);
-                found.extend(
-                    servers
-                        .iter()
-                        .flat_map(|(turns, changes)| [*turns, *changes]),
-                );
-            }
+            (
+                Strikes::Call
+                | Strikes::Message { .. }
+                | Strikes::Link(_)
+                | Strikes::ClientAndServers(_)
+                | Strikes::All,
+                _,
+            ) => return None,
         }
         Some((step.at, found))
     }
 
-    /// Whether it comes at this step: at each of what it strikes.
-    pub fn comes_at(&self, place: Place) -> bool {
-        if !place.suits(&self.fault.kind) {
+    /// Whether it comes at this step: at each of what it strikes, if that is there.
+    fn comes_at(&self, step: &Step) -> bool {
+        let place = step.place;
+        if !place.suits(&self.fault.kind) || !self.is_there(step) {
             return false;
         }
         let server = self.fault.server;
@@ -126,27 +159,36 @@ impl Possible {
     }
 }
 
-/// The steps and faults, by their numbers, of which each is one that may go wrong, from these on. Two
-/// faults at one step come in one order.
-///
-/// A fault is left out if nothing was done with what it strikes since it came last, in the same moment:
-/// it would find everything as it did there.
-pub fn coming(
-    possible: &[Possible],
-    steps: &[Step],
-    after: Option<(usize, usize)>,
-) -> Vec<(usize, usize)> {
+/// A fault that may come at a step, by the numbers of both.
+#[derive(Clone, Copy, Debug)]
+pub struct Coming {
+    /// The step.
+    pub step: usize,
+    /// The fault.
+    pub fault: usize,
+    /// The earlier step at which it would find everything as it does here: nothing was done meanwhile
+    /// with what it strikes, and no time has passed.
+    pub is_as_at: Option<usize>,
+}
+
+/// All that may go wrong, from this fault on. Two faults at one step come in one order.
+pub fn coming(possible: &[Possible], steps: &[Step], after: Option<(usize, usize)>) -> Vec<Coming> {
     let mut coming = Vec::new();
-    let mut last = vec![None; possible.len()];
+    let mut last: Vec<Option<(Found, usize)>> = vec![None; possible.len()];
     let from = after.map_or(0, |(step, _)| step);
     for (number, step) in steps.iter().enumerate().skip(from) {
         for (fault, (of, last)) in possible.iter().zip(&mut last).enumerate() {
-            if of.comes_at(step.place) && Some((number, fault)) > after {
+            if of.comes_at(step) && Some((number, fault)) > after {
                 let found = of.found(step);
-                if found.is_none() || found != *last {
-                    coming.push((number, fault));
-                }
-                *last = found;
+                let before = last.take().zip(found.as_ref());
+                let same = before.filter(|((before, _), found)| before == *found);
+                let is_as_at = same.map(|((_, step), _)| step);
+                coming.push(Coming {
+                    step: number,
+                    fault,
+                    is_as_at,
+                });
+                *last = found.map(|found| (found, is_as_at.unwrap_or(number)));
             }
         }
     }
@@ -258,7 +300,8 @@ const CONNECTIONS: [usize; 2] = [0, 1];
 
 /// The faults between a client and a server.
 fn of_link(schedule: &Schedule, client: usize) -> Vec<FaultKind> {
-    let long = grace(schedule) * 2;
+    // The session ends meanwhile.
+    let long = grace(schedule) * 5 / 4;
     let late = late(schedule);
     let mut kinds = vec![FaultKind::Reset(client)];
     for (to_server, to_host) in DIRECTIONS {

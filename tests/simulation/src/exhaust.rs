@@ -5,15 +5,16 @@
 //! where it was ended.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::Hasher;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use rlock_simulation::every::{self, Possible};
+use rlock_simulation::every::{self, Coming, Possible};
 use rlock_simulation::judge::Report;
-use rlock_simulation::run::run;
+use rlock_simulation::run::{digested, run};
 use rlock_simulation::scenarios::{self, Scenario};
 use rlock_simulation::schedule::{Fault, Schedule};
 use rlock_simulation::shrink::shrink;
@@ -114,10 +115,17 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
         show(&programs);
         return ExitCode::SUCCESS;
     }
+    if what == "equal" {
+        return equal(&programs);
+    }
     let all = units(&programs);
     let (part, parts) = settings.shard;
-    let own = mixed(&all, settings.every).skip(part).step_by(parts);
-    let own: Vec<_> = own.collect();
+    let order = if settings.pairs {
+        mixed(&all)
+    } else {
+        all.clone()
+    };
+    let own: Vec<_> = order.into_iter().skip(part).step_by(parts).collect();
     let kind = if settings.pairs { "pairs" } else { "singles" };
     let mut progress = load(&settings);
     let mut of = format!("{kind} {part}/{parts} of {} {}", all.len(), settings.only);
@@ -200,8 +208,9 @@ fn show(programs: &[Program]) {
 fn units(programs: &[Program]) -> Vec<Unit> {
     let mut units = Vec::new();
     for (program, of) in programs.iter().enumerate() {
-        let coming = every::coming(&of.faults, &of.report.steps, None);
-        units.extend(coming.into_iter().map(|(step, fault)| Unit {
+        let coming = every::coming(&of.faults, &of.report.steps, None).into_iter();
+        let coming = coming.filter(|coming| coming.is_as_at.is_none());
+        units.extend(coming.map(|Coming { step, fault, .. }| Unit {
             program,
             step,
             fault,
@@ -210,11 +219,49 @@ fn units(programs: &[Program]) -> Vec<Unit> {
     units
 }
 
-/// In a sample the programs take turns, so that it may be ended at any time.
-fn mixed(units: &[Unit], every: usize) -> impl Iterator<Item = Unit> {
+/// Compares the whole run of each single that is left out with that of the one in whose place it
+/// stands.
+fn equal(programs: &[Program]) -> ExitCode {
+    let (compared, differ) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    for coming in every::coming(&program.faults, &program.report.steps, None) {
+                        let Some(before) = coming.is_as_at else {
+                            continue;
+                        };
+                        let fault = program.faults[coming.fault].fault;
+                        let digest = |step| {
+                            let schedule = &program.scenario.schedule;
+                            let schedule = with_fault(schedule, &program.report, step, fault);
+                            digested(&schedule).digest.finish()
+                        };
+                        compared.fetch_add(1, Ordering::Relaxed);
+                        if digest(before) != digest(coming.step) {
+                            let kind = format!("{:?}", fault.kind);
+                            let kind = kind.split([' ', '(']).next().unwrap_or_default();
+                            *locked(&differ).entry(kind.to_owned()).or_insert(0_u32) += 1;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let differ = locked(&differ);
+    println!(
+        "{} were compared, and differ: {differ:?}",
+        compared.into_inner()
+    );
+    ExitCode::from(u8::from(!differ.is_empty()))
+}
+
+/// The programs take turns, so that what has been done when it is ended is a sample of all.
+fn mixed(units: &[Unit]) -> Vec<Unit> {
     // A prime, so that each has its turn once.
-    let step = if every > 1 { 1_000_003 } else { 1 };
-    (0..units.len()).map(move |place| units[place * step % units.len()])
+    let places = (0..units.len()).map(|place| place * 1_000_003 % units.len());
+    places.map(|place| units[place]).collect()
 }
 
 /// The schedule with one more fault, at a step of its run.
@@ -322,9 +369,9 @@ fn one(programs: &[Program], unit: Unit, settings: &Settings, place: usize) -> S
 /// All that may go wrong after this fault, at the steps of the run with it.
 fn next_faults(program: &Program, unit: Unit, report: &Report) -> Vec<(usize, Fault)> {
     let after = Some((unit.step, unit.fault));
-    let coming = every::coming(&program.faults, &report.steps, after);
-    let faults = coming.into_iter();
-    let faults = faults.map(|(step, fault)| (step, program.faults[fault].fault));
+    let coming = every::coming(&program.faults, &report.steps, after).into_iter();
+    let coming = coming.filter(|coming| coming.is_as_at.is_none());
+    let faults = coming.map(|coming| (coming.step, program.faults[coming.fault].fault));
     faults.collect()
 }
 

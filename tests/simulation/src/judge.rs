@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::hash::{DefaultHasher, Hash};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ pub struct Report {
     pub lasted: Duration,
     /// The steps at which a fault may come.
     pub steps: Vec<Step>,
+    /// If asked for: equal runs have equal ones.
+    pub digest: DefaultHasher,
 }
 
 /// A guard of any kind.
@@ -399,6 +402,11 @@ impl Judge {
         let steps = &mut self.report.borrow_mut().steps;
         steps.push(Step { at, place, uses });
         steps.len().saturating_sub(1)
+    }
+
+    /// Adds this to the digest.
+    pub(crate) fn digests(&self, this: &impl Hash) {
+        this.hash(&mut self.report.borrow_mut().digest);
     }
 
     /// The run is over.

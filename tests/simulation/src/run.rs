@@ -21,8 +21,34 @@ use crate::task::{AnyClient, Task};
 
 /// Carries it out, and reports; if asked to, with all that is said to servers.
 pub fn run(schedule: &Schedule, is_verbose: bool) -> Report {
+    carry_out(
+        schedule,
+        if is_verbose {
+            Said::Shown
+        } else {
+            Said::Judged
+        },
+    )
+}
+
+/// Carries it out, with a digest of all steps and all that is said to servers.
+pub fn digested(schedule: &Schedule) -> Report {
+    carry_out(schedule, Said::Digested)
+}
+
+/// What becomes of all that is said to servers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Said {
+    Judged,
+    /// It is in the trace too.
+    Shown,
+    /// It is in a digest too.
+    Digested,
+}
+
+fn carry_out(schedule: &Schedule, said: Said) -> Report {
     let judge = rlock_test::run(schedule.seed, async |network| {
-        let world = Rc::new(World::new(schedule, &network, is_verbose));
+        let world = Rc::new(World::new(schedule, &network, said));
         let witness = Rc::downgrade(&world);
         network.observe(move |moment, connection| {
             if let Some(world) = witness.upgrade() {
@@ -43,7 +69,7 @@ pub fn run(schedule: &Schedule, is_verbose: bool) -> Report {
 }
 
 struct World {
-    is_verbose: bool,
+    said: Said,
     schedule: Schedule,
     servers: Vec<Server>,
     /// If sentinels watch them.
@@ -87,7 +113,7 @@ fn directions(to_server: bool, to_host: bool) -> impl Iterator<Item = Direction>
 }
 
 impl World {
-    fn new(schedule: &Schedule, network: &Network, is_verbose: bool) -> Self {
+    fn new(schedule: &Schedule, network: &Network, said: Said) -> Self {
         let service = Service::start(schedule, network);
         let nodes = Nodes::start(schedule, network);
         let are_others = service.is_some() || nodes.is_some();
@@ -119,7 +145,7 @@ impl World {
         });
         Self {
             schedule: schedule.clone(),
-            is_verbose,
+            said,
             judge: Rc::new(Judge::new(
                 servers.clone(),
                 service.clone(),
@@ -142,7 +168,7 @@ impl World {
         for (number, server) in self.servers.iter().enumerate() {
             let judge = Rc::downgrade(&self.judge);
             let is_brief = self.schedule.is_brief();
-            let is_verbose = self.is_verbose;
+            let becomes = self.said;
             server.observe(move |said| {
                 let judge = judge.upgrade();
                 if is_brief
@@ -152,7 +178,13 @@ impl World {
                     judge.violation(format_args!("{wrong}"));
                 }
                 let hides = ["EVENTS", "HELLO", "CLIENT", "INFO", "events: []"];
-                if let Some(judge) = judge.filter(|_| is_verbose)
+                // A fault's own command may come at another step of the same moment.
+                let is_own = said.starts_with("0: ");
+                let digests = becomes == Said::Digested && !is_own;
+                if let Some(judge) = judge.as_ref().filter(|_| digests) {
+                    judge.digests(&(number, said));
+                }
+                if let Some(judge) = judge.filter(|_| becomes == Said::Shown)
                     && (hides_nothing || !hides.iter().any(|word| said.contains(word)))
                 {
                     judge.note(format_args!("    server {number}, {said}"));
@@ -162,7 +194,7 @@ impl World {
     }
 
     async fn live(self: &Rc<Self>) {
-        if self.is_verbose || self.schedule.is_brief() {
+        if self.said != Said::Judged || self.schedule.is_brief() {
             self.listen_in();
         }
         for server in &self.servers {
@@ -394,6 +426,10 @@ impl World {
             Some(_) => self.uses(),
             None => Uses::default(),
         };
+        if self.said == Said::Digested {
+            let at = self.judge.elapsed();
+            self.judge.digests(&(at, format!("{place:?}")));
+        }
         let number = self.judge.comes_to(place, uses);
         let faults = self.schedule.faults.iter();
         let mut drops = false;

@@ -315,8 +315,8 @@ fn elsewhere() -> Vec<Scenario> {
             by_keys,
             of_cluster(scenario(
                 "moved-by-keys",
-                "a slot moves key by key while its lock is held and waited for",
-                waits_here(),
+                "a slot moves key by key while its lock is held",
+                [on(0, 0, [held(lock(0), 60)])],
             )),
         )),
         watched(scenario(

@@ -26,14 +26,17 @@ pub struct Step {
     pub(crate) uses: Uses,
 }
 
+/// Of each open connection its number and how often it was used, and how often the link was.
+pub(crate) type LinkUses = (Vec<(usize, u64)>, u64);
+
 /// How often everything was used that a fault may strike: what was not used from one step to another
 /// is the same at both.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
     /// Each client.
     pub(crate) clients: Vec<u64>,
-    /// For each client, its link to each server: each open connection, and the link.
-    pub(crate) links: Vec<Vec<(Vec<(usize, u64)>, u64)>>,
+    /// For each client, its link to each server.
+    pub(crate) links: Vec<Vec<LinkUses>>,
     /// Each server: asked whether it runs, and changed.
     pub(crate) servers: Vec<(u64, u64)>,
 }
