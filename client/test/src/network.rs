@@ -341,6 +341,7 @@ impl Process {
 
     fn set(&self, is_still: bool) {
         let mut standing = self.standing();
+        standing.turns = standing.turns.wrapping_add(1);
         standing.is_still = is_still;
         let woken = std::mem::take(&mut standing.woken);
         drop(standing);
@@ -406,7 +407,8 @@ struct Link {
     wires: RefCell<Vec<Arc<Wire>>>,
     /// How many were opened so far.
     opened: Cell<usize>,
-    /// How often something was about to pass it that is not on a connection yet.
+    /// How often something was about to pass it that is not on a connection yet, and how often it
+    /// was cut and mended.
     passed: Cell<u64>,
 }
 
@@ -432,6 +434,7 @@ impl Link {
 
     /// Cuts a direction, or mends it.
     fn set(&self, direction: Direction, is_cut: bool) {
+        self.passed.set(self.passed.get().wrapping_add(1));
         self.gate(direction).0.send_replace(is_cut);
         for wire in self.open_wires() {
             wire.set_link(direction, is_cut);

@@ -186,11 +186,13 @@ impl Server {
 
     /// The process stands still: it answers nothing, and its clocks go on.
     pub fn pause(&self) {
+        self.inner.is_struck();
         self.inner.running.send_replace(false);
     }
 
     /// It goes on.
     pub fn resume(&self) {
+        self.inner.is_struck();
         self.inner.running.send_replace(true);
         self.inner.rearm.notify_one();
     }
@@ -198,6 +200,7 @@ impl Server {
     /// The process dies, and all its connections with it. Its keys stay as if each write had been
     /// on disk, unless they are lost as well.
     pub fn crash(&self, loses_keys: bool) {
+        self.inner.is_struck();
         self.inner.is_up.set(false);
         self.inner.life.borrow().cancel();
         self.inner.waiting.take();
@@ -218,6 +221,7 @@ impl Server {
 
     /// Sets the wall clock forwards or back by this time: leases follow it.
     pub fn step_clock_ms(&self, by: i64) {
+        self.inner.is_struck();
         let ahead = self.inner.wall_offset_ms.get().saturating_add(by);
         self.inner.wall_offset_ms.set(ahead);
     }
@@ -402,6 +406,12 @@ impl Server {
 }
 
 impl Inner {
+    /// Something was done to it.
+    fn is_struck(&self) {
+        self.turns.set(self.turns.get().wrapping_add(1));
+        self.changes.set(self.changes.get().wrapping_add(1));
+    }
+
     fn now(&self) -> Now {
         let elapsed = self.started.elapsed();
         let since_us = i64::try_from(elapsed.as_micros()).unwrap_or(i64::MAX);
@@ -435,7 +445,11 @@ impl Inner {
         }
         let mut running = self.running.subscribe();
         // The sender is `self`: there is no other end to this.
-        let _ = running.wait_for(|running| *running).await;
+        let goes_on = running.wait_for(|running| {
+            self.turns.set(self.turns.get().wrapping_add(1));
+            *running
+        });
+        let _ = goes_on.await;
     }
 
     /// Tells of a moment, at which the server may stop or die.

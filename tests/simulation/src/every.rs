@@ -75,20 +75,13 @@ impl Possible {
             clients,
             links,
             servers,
+            ..
         } = &step.uses;
         let at = self.fault.server;
         let mut found = Vec::new();
-        let mut link = |client: usize| {
-            let (connections, passed) = links.get(client)?.get(at)?;
-            found.push(*passed);
-            for (number, used) in connections {
-                found.extend([u64::try_from(*number).ok()?, *used]);
-            }
-            Some(())
-        };
         let one = |client: usize, connection: usize| {
             let (open, _) = links.get(client)?.get(at)?;
-            let (number, used) = open.get(connection.checked_rem(open.len())?)?;
+            let (number, used) = open.get(connection)?;
             Some([u64::try_from(*number).ok()?, *used])
         };
         match (self.strikes, self.fault.kind) {
@@ -115,17 +108,20 @@ impl Possible {
                     *clients.get(client)?
                 });
             }
-            (Strikes::Link(client), FaultKind::Cut { .. }) => link(client)?,
-            (Strikes::ServerAndClients, _) => {
-                (0..links.len()).try_for_each(link)?;
-                let (turns, changes) = servers.get(at)?;
-                found.extend([*turns, *changes]);
+            (Strikes::Link(client), FaultKind::Cut { .. }) => {
+                let (connections, passed) = links.get(client)?.get(at)?;
+                found.push(*passed);
+                for (number, used) in connections {
+                    found.extend([u64::try_from(*number).ok()?, *used]);
+                }
             }
+            // What ends a connection wakes tasks, which could have another order.
             (
                 Strikes::Call
                 | Strikes::Message { .. }
                 | Strikes::Link(_)
                 | Strikes::ClientAndServers(_)
+                | Strikes::ServerAndClients
                 | Strikes::All,
                 _,
             ) => return None,
@@ -148,7 +144,10 @@ impl Possible {
                 client,
                 connection,
                 direction,
-            } => place.is_in_flight(connection, (client, server), direction),
+            } => {
+                let is_open = step.uses.open == Some(connection);
+                is_open && place.is_in_flight(client, server, direction)
+            }
             Strikes::Client(client) => is_client(client),
             Strikes::Server => is_server,
             Strikes::ClientAndServers(client) => is_client(client) || place.server().is_some(),

@@ -14,7 +14,7 @@ use std::{fs, thread};
 
 use rlock_simulation::every::{self, Coming, Possible};
 use rlock_simulation::judge::Report;
-use rlock_simulation::run::{digested, run};
+use rlock_simulation::run::{digested, run, with_steps};
 use rlock_simulation::scenarios::{self, Scenario};
 use rlock_simulation::schedule::{Fault, Schedule};
 use rlock_simulation::shrink::shrink;
@@ -116,7 +116,7 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if what == "equal" {
-        return equal(&programs);
+        return equal(&programs, &settings);
     }
     let all = units(&programs);
     let (part, parts) = settings.shard;
@@ -176,7 +176,7 @@ fn programs(only: &str) -> Vec<Program> {
     let all = scenarios::all().into_iter();
     let meant = all.filter(|scenario| scenario.name.contains(only));
     let programs = meant.map(|scenario| {
-        let report = run(&scenario.schedule, false);
+        let report = with_steps(&scenario.schedule);
         for violation in &report.violations {
             println!("{}, without a fault: {violation}", scenario.name);
         }
@@ -219,32 +219,48 @@ fn units(programs: &[Program]) -> Vec<Unit> {
     units
 }
 
-/// Compares the whole run of each single that is left out with that of the one in whose place it
-/// stands.
-fn equal(programs: &[Program]) -> ExitCode {
-    let (compared, differ) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
-    let next = AtomicUsize::new(0);
+/// Compares the whole run with each fault that is left out with that of the one in whose place it
+/// stands: of all singles, and in a sample of the pairs.
+fn equal(programs: &[Program], settings: &Settings) -> ExitCode {
+    let units = mixed(&units(programs));
+    let sample = units.iter().step_by(settings.every);
+    let sample = sample.filter(|_| settings.every > 1);
+    let singles = (0..programs.len()).map(|program| (program, None));
+    let pairs = sample.map(|unit| (unit.program, Some(*unit)));
+    let bases: Vec<_> = singles.chain(pairs).collect();
+    let (compared, next) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let differ = Mutex::new(BTreeMap::new());
+    let compare = |(program, unit): (usize, Option<Unit>)| {
+        let program = &programs[program];
+        let mut schedule = program.scenario.schedule.clone();
+        if let Some(unit) = unit {
+            let fault = program.faults[unit.fault].fault;
+            schedule = with_fault(&schedule, &program.report, unit.step, fault);
+        }
+        let report = with_steps(&schedule);
+        let after = unit.map(|unit| (unit.step, unit.fault));
+        for coming in every::coming(&program.faults, &report.steps, after) {
+            let Some(before) = coming.is_as_at else {
+                continue;
+            };
+            let fault = program.faults[coming.fault].fault;
+            let digest = |step| {
+                let schedule = with_fault(&schedule, &report, step, fault);
+                digested(&schedule).digest.finish()
+            };
+            compared.fetch_add(1, Ordering::Relaxed);
+            if digest(before) != digest(coming.step) {
+                let kind = format!("{:?}", fault.kind);
+                let kind = kind.split([' ', '(']).next().unwrap_or_default();
+                *locked(&differ).entry(kind.to_owned()).or_insert(0_u32) += 1;
+            }
+        }
+    };
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
-                while let Some(program) = programs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    for coming in every::coming(&program.faults, &program.report.steps, None) {
-                        let Some(before) = coming.is_as_at else {
-                            continue;
-                        };
-                        let fault = program.faults[coming.fault].fault;
-                        let digest = |step| {
-                            let schedule = &program.scenario.schedule;
-                            let schedule = with_fault(schedule, &program.report, step, fault);
-                            digested(&schedule).digest.finish()
-                        };
-                        compared.fetch_add(1, Ordering::Relaxed);
-                        if digest(before) != digest(coming.step) {
-                            let kind = format!("{:?}", fault.kind);
-                            let kind = kind.split([' ', '(']).next().unwrap_or_default();
-                            *locked(&differ).entry(kind.to_owned()).or_insert(0_u32) += 1;
-                        }
-                    }
+                while let Some(base) = bases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    compare(*base);
                 }
             });
         }
@@ -347,7 +363,7 @@ fn one(programs: &[Program], unit: Unit, settings: &Settings, place: usize) -> S
     let program = &programs[unit.program];
     let (schedule, fault) = (&program.scenario.schedule, program.faults[unit.fault].fault);
     let schedule = with_fault(schedule, &program.report, unit.step, fault);
-    let report = run(&schedule, false);
+    let report = with_steps(&schedule);
     let mut shown = Shown::default();
     if !settings.pairs {
         shown.add(&schedule, &report);

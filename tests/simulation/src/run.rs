@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rlock_client::{ClientBuilder, Owner};
-use rlock_test::{ConnectionId, Contents, Direction, Host, Network, Server, Stats};
+use rlock_test::{Contents, Direction, Host, Network, Server, Stats};
 use tokio::task::{AbortHandle, JoinHandle, spawn_local};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -21,43 +21,43 @@ use crate::task::{AnyClient, Task};
 
 /// Carries it out, and reports; if asked to, with all that is said to servers.
 pub fn run(schedule: &Schedule, is_verbose: bool) -> Report {
-    carry_out(
-        schedule,
-        if is_verbose {
-            Said::Shown
-        } else {
-            Said::Judged
-        },
-    )
+    let also = if is_verbose {
+        Also::Trace
+    } else {
+        Also::Nothing
+    };
+    carry_out(schedule, also)
+}
+
+/// Carries a small program out, and keeps with its steps what a fault may strike there.
+pub fn with_steps(schedule: &Schedule) -> Report {
+    carry_out(schedule, Also::Uses)
 }
 
 /// Carries it out, with a digest of all steps and all that is said to servers.
 pub fn digested(schedule: &Schedule) -> Report {
-    carry_out(schedule, Said::Digested)
+    carry_out(schedule, Also::Digest)
 }
 
-/// What becomes of all that is said to servers.
+/// What is reported beside what judges have seen.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Said {
-    Judged,
-    /// It is in the trace too.
-    Shown,
-    /// It is in a digest too.
-    Digested,
+enum Also {
+    Nothing,
+    /// All that is said to servers.
+    Trace,
+    /// With each step what a fault may strike there.
+    Uses,
+    /// See [`digested`].
+    Digest,
 }
 
-fn carry_out(schedule: &Schedule, said: Said) -> Report {
+fn carry_out(schedule: &Schedule, also: Also) -> Report {
     let judge = rlock_test::run(schedule.seed, async |network| {
-        let world = Rc::new(World::new(schedule, &network, said));
+        let world = Rc::new(World::new(schedule, &network, also));
         let witness = Rc::downgrade(&world);
         network.observe(move |moment, connection| {
             if let Some(world) = witness.upgrade() {
-                let open = world.open_number(connection);
-                world.comes_to(Place::Message {
-                    moment,
-                    connection,
-                    open,
-                });
+                world.comes_to(Place::Message(moment, connection));
             }
         });
         world.live().await;
@@ -69,7 +69,7 @@ fn carry_out(schedule: &Schedule, said: Said) -> Report {
 }
 
 struct World {
-    said: Said,
+    also: Also,
     schedule: Schedule,
     servers: Vec<Server>,
     /// If sentinels watch them.
@@ -113,7 +113,7 @@ fn directions(to_server: bool, to_host: bool) -> impl Iterator<Item = Direction>
 }
 
 impl World {
-    fn new(schedule: &Schedule, network: &Network, said: Said) -> Self {
+    fn new(schedule: &Schedule, network: &Network, also: Also) -> Self {
         let service = Service::start(schedule, network);
         let nodes = Nodes::start(schedule, network);
         let are_others = service.is_some() || nodes.is_some();
@@ -145,7 +145,7 @@ impl World {
         });
         Self {
             schedule: schedule.clone(),
-            said,
+            also,
             judge: Rc::new(Judge::new(
                 servers.clone(),
                 service.clone(),
@@ -168,7 +168,7 @@ impl World {
         for (number, server) in self.servers.iter().enumerate() {
             let judge = Rc::downgrade(&self.judge);
             let is_brief = self.schedule.is_brief();
-            let becomes = self.said;
+            let also = self.also;
             server.observe(move |said| {
                 let judge = judge.upgrade();
                 if is_brief
@@ -180,11 +180,11 @@ impl World {
                 let hides = ["EVENTS", "HELLO", "CLIENT", "INFO", "events: []"];
                 // A fault's own command may come at another step of the same moment.
                 let is_own = said.starts_with("0: ");
-                let digests = becomes == Said::Digested && !is_own;
+                let digests = also == Also::Digest && !is_own;
                 if let Some(judge) = judge.as_ref().filter(|_| digests) {
                     judge.digests(&(number, said));
                 }
-                if let Some(judge) = judge.filter(|_| becomes == Said::Shown)
+                if let Some(judge) = judge.filter(|_| also == Also::Trace)
                     && (hides_nothing || !hides.iter().any(|word| said.contains(word)))
                 {
                     judge.note(format_args!("    server {number}, {said}"));
@@ -194,7 +194,8 @@ impl World {
     }
 
     async fn live(self: &Rc<Self>) {
-        if self.said != Said::Judged || self.schedule.is_brief() {
+        let are_heard = matches!(self.also, Also::Trace | Also::Digest);
+        if are_heard || self.schedule.is_brief() {
             self.listen_in();
         }
         for server in &self.servers {
@@ -421,16 +422,16 @@ impl World {
         if !self.counts_steps.get() || !self.all_have_connected() {
             return false;
         }
-        let uses = match self.schedule.small {
-            Some(small) if self.judge.elapsed() < small.begins => return false,
-            Some(_) => self.uses(),
-            None => Uses::default(),
-        };
-        if self.said == Said::Digested {
+        let begins = self.schedule.small.map(|small| small.begins);
+        if begins.is_some_and(|begins| self.judge.elapsed() < begins) {
+            return false;
+        }
+        if self.also == Also::Digest {
             let at = self.judge.elapsed();
             self.judge.digests(&(at, format!("{place:?}")));
         }
-        let number = self.judge.comes_to(place, uses);
+        let uses = (self.also == Also::Uses).then(|| self.uses(place));
+        let number = self.judge.comes_to(place, uses.unwrap_or_default());
         let faults = self.schedule.faults.iter();
         let mut drops = false;
         for fault in faults.filter(|fault| fault.step == Some(number)) {
@@ -444,8 +445,15 @@ impl World {
     }
 
     /// How often everything was used that a fault may strike.
-    fn uses(&self) -> Uses {
+    fn uses(&self, place: Place) -> Uses {
         let clients = self.clients.borrow();
+        let open = match place {
+            Place::Message(_, connection) => clients.get(connection.host).and_then(|process| {
+                let server = address(connection.server?);
+                process.host.number_of(&server, connection)
+            }),
+            Place::Poll(_) => None,
+        };
         let hosts = || clients.iter().map(|process| &process.host);
         let addresses: Vec<_> = (0..self.servers.len()).map(address).collect();
         let links = hosts().map(|host| {
@@ -453,15 +461,11 @@ impl World {
             addresses.map(|at| host.connections_used(at)).collect()
         });
         Uses {
+            open,
             clients: hosts().map(Host::turns).collect(),
             links: links.collect(),
             servers: self.servers.iter().map(Server::turns).collect(),
         }
-    }
-
-    fn open_number(&self, connection: ConnectionId) -> Option<usize> {
-        let host = self.host(connection.host)?;
-        host.number_of(&address(connection.server?), connection)
     }
 
     /// Whether each process has connected that has something to do.

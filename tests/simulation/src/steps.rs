@@ -8,7 +8,8 @@ use std::pin::Pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use rlock_test::{ConnectionId, Direction, Moment};
+use rlock_test::Direction::{self, ToServer};
+use rlock_test::{ConnectionId, Moment};
 use tokio::task::spawn_local;
 
 use crate::judge::Report;
@@ -33,6 +34,9 @@ pub(crate) type LinkUses = (Vec<(usize, u64)>, u64);
 /// is the same at both.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
+    /// If the step is one of a message: the number of its connection among those that the host has
+    /// open to the same server.
+    pub(crate) open: Option<usize>,
     /// Each client.
     pub(crate) clients: Vec<u64>,
     /// For each client, its link to each server.
@@ -44,15 +48,8 @@ pub(crate) struct Uses {
 /// A step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A moment of a message.
-    Message {
-        /// The moment.
-        moment: Moment,
-        /// On which the message goes.
-        connection: ConnectionId,
-        /// The number of the connection among those that the host has open to the same server.
-        open: Option<usize>,
-    },
+    /// A moment of a message, on this connection.
+    Message(Moment, ConnectionId),
     /// A call of this client is about to be polled.
     Poll(usize),
 }
@@ -65,43 +62,28 @@ impl Place {
 
     /// The client that does something here: it has sent something, or is about to, or to read.
     pub(crate) fn client(self) -> Option<usize> {
+        use Moment::{Reads, Sends, Sent};
         match self {
             Self::Poll(client) => Some(client),
-            Self::Message {
-                moment:
-                    Moment::Reads
-                    | Moment::Sends(Direction::ToServer)
-                    | Moment::Sent(Direction::ToServer),
-                connection,
-                ..
-            } => Some(connection.host),
-            Self::Message { .. } => None,
+            Self::Message(Reads | Sends(ToServer) | Sent(ToServer), id) => Some(id.host),
+            Self::Message(..) => None,
         }
     }
 
     /// The server that does something here.
     pub(crate) fn server(self) -> Option<usize> {
         match self {
-            Self::Message { connection, .. } if self.client().is_none() => connection.server,
+            Self::Message(_, id) if self.client().is_none() => id.server,
             _ => None,
         }
     }
 
-    /// Whether a message is in flight from here on, in this direction.
-    pub(crate) fn is_in_flight(
-        self,
-        connection: usize,
-        link: (usize, usize),
-        to: Direction,
-    ) -> bool {
+    /// Whether a message is in flight from here on in this direction, from or to this client, to or
+    /// from this server.
+    pub(crate) fn is_in_flight(self, client: usize, server: usize, to: Direction) -> bool {
         match self {
-            Self::Message {
-                moment: Moment::Sent(direction),
-                connection: id,
-                open,
-            } => {
-                let is_there = (id.host, id.server) == (link.0, Some(link.1));
-                is_there && open == Some(connection) && direction == to
+            Self::Message(Moment::Sent(direction), id) => {
+                (id.host, id.server) == (client, Some(server)) && direction == to
             }
             _ => false,
         }
