@@ -39,6 +39,7 @@ simulate: install ## Simulate clients, links and servers from seeds; SECONDS=, S
 exhaust: install ## Small programs with every fault at every step; PAIRS=1 every pair, EVERY=500, SHARD=1/64, PROGRESS=, ONLY=
 	EXHAUST_ONLY=$(ONLY) EXHAUST_SECONDS=$(SECONDS) SHARD=$(SHARD) EVERY=$(EVERY) PROGRESS=$(PROGRESS) \
 		scripts/exhaust $(if $(PAIRS),pairs,singles)
+	$(if $(PAIRS),,EXHAUST_ONLY=$(ONLY) scripts/exhaust equal)
 
 model: install ## Search every state of the protocol's model, within each line of tests/model/bounds.txt
 	@while read -r bounds; do cargo run -q --release -p rlock-model -- $$bounds || exit 1; done < tests/model/bounds.txt

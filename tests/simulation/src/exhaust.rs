@@ -1,11 +1,10 @@
 //! `make exhaust`: each small program with every fault at every step (`EXHAUST=singles`), or with
 //! every pair of faults at every pair of steps (`EXHAUST=pairs`), or one part of that
-//! (`SHARD=i/n`), or a sample of the pairs (`EVERY=n`). `EXHAUST=show` shows them without a fault,
-//! and `EXHAUST_ONLY=` is a part of their names. With a file of progress (`PROGRESS=`) it goes on
-//! where it was ended.
+//! (`SHARD=i/n`), or a sample of the pairs (`EVERY=n`). `EXHAUST=equal` compares what is left out,
+//! `EXHAUST=show` shows them without a fault, and `EXHAUST_ONLY=` is a part of their names. With a
+//! file of progress (`PROGRESS=`) it goes on where it was ended.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::Hasher;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,28 +13,28 @@ use std::{fs, thread};
 
 use rlock_simulation::every::{self, Coming, Possible};
 use rlock_simulation::judge::Report;
-use rlock_simulation::run::{digested, run, with_steps};
+use rlock_simulation::run::{run, with_steps};
 use rlock_simulation::scenarios::{self, Scenario};
 use rlock_simulation::schedule::{Fault, Schedule};
 use rlock_simulation::shrink::shrink;
 use rlock_simulation::steps::settle;
 use serde::{Deserialize, Serialize};
 
-use crate::{locked, text, write_schedule};
+use crate::{equal, locked, text, write_schedule};
 
 /// A program, its possible faults, and its run without a fault.
-struct Program {
-    scenario: Scenario,
-    faults: Vec<Possible>,
-    report: Report,
+pub(crate) struct Program {
+    pub(crate) scenario: Scenario,
+    pub(crate) faults: Vec<Possible>,
+    pub(crate) report: Report,
 }
 
 /// A fault of a program, by numbers: with it a schedule begins.
 #[derive(Clone, Copy)]
-struct Unit {
-    program: usize,
-    step: usize,
-    fault: usize,
+pub(crate) struct Unit {
+    pub(crate) program: usize,
+    pub(crate) step: usize,
+    pub(crate) fault: usize,
 }
 
 /// The result of one program so far. While singles are carried out pairs are counted.
@@ -116,7 +115,7 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if what == "equal" {
-        return equal(&programs, &settings);
+        return equal::compare(&programs, settings.every);
     }
     let all = units(&programs);
     let (part, parts) = settings.shard;
@@ -205,7 +204,7 @@ fn show(programs: &[Program]) {
 }
 
 /// Every fault at every step.
-fn units(programs: &[Program]) -> Vec<Unit> {
+pub(crate) fn units(programs: &[Program]) -> Vec<Unit> {
     let mut units = Vec::new();
     for (program, of) in programs.iter().enumerate() {
         let coming = every::coming(&of.faults, &of.report.steps, None).into_iter();
@@ -219,69 +218,20 @@ fn units(programs: &[Program]) -> Vec<Unit> {
     units
 }
 
-/// Compares the whole run with each fault that is left out with that of the one in whose place it
-/// stands: of all singles, and in a sample of the pairs.
-fn equal(programs: &[Program], settings: &Settings) -> ExitCode {
-    let units = mixed(&units(programs));
-    let sample = units.iter().step_by(settings.every);
-    let sample = sample.filter(|_| settings.every > 1);
-    let singles = (0..programs.len()).map(|program| (program, None));
-    let pairs = sample.map(|unit| (unit.program, Some(*unit)));
-    let bases: Vec<_> = singles.chain(pairs).collect();
-    let (compared, next) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let differ = Mutex::new(BTreeMap::new());
-    let compare = |(program, unit): (usize, Option<Unit>)| {
-        let program = &programs[program];
-        let mut schedule = program.scenario.schedule.clone();
-        if let Some(unit) = unit {
-            let fault = program.faults[unit.fault].fault;
-            schedule = with_fault(&schedule, &program.report, unit.step, fault);
-        }
-        let report = with_steps(&schedule);
-        let after = unit.map(|unit| (unit.step, unit.fault));
-        for coming in every::coming(&program.faults, &report.steps, after) {
-            let Some(before) = coming.is_as_at else {
-                continue;
-            };
-            let fault = program.faults[coming.fault].fault;
-            let digest = |step| {
-                let schedule = with_fault(&schedule, &report, step, fault);
-                digested(&schedule).digest.finish()
-            };
-            compared.fetch_add(1, Ordering::Relaxed);
-            if digest(before) != digest(coming.step) {
-                let kind = format!("{:?}", fault.kind);
-                let kind = kind.split([' ', '(']).next().unwrap_or_default();
-                *locked(&differ).entry(kind.to_owned()).or_insert(0_u32) += 1;
-            }
-        }
-    };
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| {
-                while let Some(base) = bases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    compare(*base);
-                }
-            });
-        }
-    });
-    let differ = locked(&differ);
-    println!(
-        "{} were compared, and differ: {differ:?}",
-        compared.into_inner()
-    );
-    ExitCode::from(u8::from(!differ.is_empty()))
-}
-
 /// The programs take turns, so that what has been done when it is ended is a sample of all.
-fn mixed(units: &[Unit]) -> Vec<Unit> {
+pub(crate) fn mixed(units: &[Unit]) -> Vec<Unit> {
     // A prime, so that each has its turn once.
     let places = (0..units.len()).map(|place| place * 1_000_003 % units.len());
     places.map(|place| units[place]).collect()
 }
 
 /// The schedule with one more fault, at a step of its run.
-fn with_fault(schedule: &Schedule, report: &Report, step: usize, fault: Fault) -> Schedule {
+pub(crate) fn with_fault(
+    schedule: &Schedule,
+    report: &Report,
+    step: usize,
+    fault: Fault,
+) -> Schedule {
     let mut schedule = schedule.clone();
     let at = report.steps[step].at;
     let step = Some(step);
@@ -318,19 +268,10 @@ impl Shown {
 
 /// Carries units out, by all processors.
 fn carry_out(programs: &[Program], units: &[Unit], settings: &Settings, progress: &mut Progress) {
-    let (next, shown) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
-    let threads = thread::available_parallelism().map_or(1, usize::from);
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let place = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(unit) = units.get(place) else { return };
-                    let of = one(programs, *unit, settings, place);
-                    locked(&shown).insert(place, of);
-                }
-            });
-        }
+    let shown = Mutex::new(BTreeMap::new());
+    by_all_processors(units, |place, unit| {
+        let of = one(programs, *unit, settings, place);
+        locked(&shown).insert(place, of);
     });
     for (place, shown) in locked(&shown).iter() {
         let name = programs[units[*place].program].scenario.name;
@@ -356,6 +297,22 @@ fn carry_out(programs: &[Program], units: &[Unit], settings: &Settings, progress
             }
         }
     }
+}
+
+/// Does this with each of them.
+pub(crate) fn by_all_processors<T: Sync>(all: &[T], does: impl Fn(usize, &T) + Sync) {
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let place = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(one) = all.get(place) else { return };
+                    does(place, one);
+                }
+            });
+        }
+    });
 }
 
 /// One fault, or one fault with every fault after it.

@@ -10,6 +10,7 @@
     reason = "it counts what it has done itself"
 )]
 
+mod equal;
 mod exhaust;
 
 use std::collections::BTreeMap;
