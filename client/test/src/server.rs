@@ -381,7 +381,6 @@ impl Server {
         self.inner.follow();
     }
 
-    /// Serves a connection until it closes or this life of the server ends.
     /// How often the server was about to do something, and how often it has: from one moment to
     /// another of the same numbers it has not been asked whether it stands still, and its keys,
     /// queues and sessions are the same.
@@ -393,6 +392,7 @@ impl Server {
         self.inner.number
     }
 
+    /// Serves a connection until it closes or this life of the server ends.
     pub(crate) fn accept(&self, stream: End) {
         let (inner, life) = (Rc::clone(&self.inner), self.inner.life.borrow().clone());
         spawn_local(async move {

@@ -47,7 +47,7 @@ pub(crate) fn compare(programs: &[Program], every: usize) -> ExitCode {
     });
     let (compared, differ) = (compared.into_inner(), locked(&differ));
     println!("{compared} faults that are left out were compared; those that differ: {differ:?}");
-    ExitCode::from(u8::from(!differ.is_empty()))
+    ExitCode::from(u8::from(programs.is_empty() || !differ.is_empty()))
 }
 
 /// The program, with this fault.

@@ -87,6 +87,8 @@ impl Possible {
         match (self.strikes, self.fault.kind) {
             (Strikes::Client(client), _) => found.push(*clients.get(client)?),
             (Strikes::Server, FaultKind::Pause(_)) => found.push(servers.get(at)?.0),
+            // The server looks at the clock without a change, too.
+            (Strikes::Server, FaultKind::StepClock(_)) => return None,
             (Strikes::Server, _) => found.push(servers.get(at)?.1),
             (Strikes::Servers, _) => found.extend(servers.iter().map(|(_, changes)| *changes)),
             (Strikes::Link(client), FaultKind::CutOne { connection, .. }) => {
@@ -246,7 +248,8 @@ fn late(schedule: &Schedule) -> Duration {
 }
 
 fn every_fault(schedule: &Schedule) -> Vec<Fault> {
-    let watched = schedule.watched.map(|_| 1);
+    // The primary and its replica.
+    let watched = schedule.watched.map(|_| 2);
     let nodes = schedule.clustered.map(|of| of.nodes);
     let servers = watched.or(nodes).unwrap_or(schedule.servers);
     let mut all = vec![fault(0, FaultKind::DropCall)];
@@ -294,8 +297,9 @@ fn of_process(schedule: &Schedule, client: usize) -> impl Iterator<Item = FaultK
 /// To the server, from it, both.
 const DIRECTIONS: [(bool, bool); 3] = [(true, false), (false, true), (true, true)];
 
-/// The command connection and the session connection, whichever was opened first.
-const CONNECTIONS: [usize; 2] = [0, 1];
+/// The command connection, the session connection, and a third while one is replaced or the map of a
+/// cluster is read, in the order in which they were opened.
+const CONNECTIONS: [usize; 3] = [0, 1, 2];
 
 /// The faults between a client and a server.
 fn of_link(schedule: &Schedule, client: usize) -> Vec<FaultKind> {
@@ -340,11 +344,12 @@ fn of_link(schedule: &Schedule, client: usize) -> Vec<FaultKind> {
 /// The faults at a server.
 fn of_server(schedule: &Schedule) -> Vec<FaultKind> {
     let mut kinds: Vec<_> = about_the_grace(schedule).map(FaultKind::Pause).into();
-    let crash = |loses_keys| FaultKind::Crash {
-        lasts: Duration::from_millis(50),
+    let crash = |ms, loses_keys| FaultKind::Crash {
+        lasts: Duration::from_millis(ms),
         loses_keys,
     };
-    kinds.push(crash(false));
+    // Longer than clients may go on at once.
+    kinds.push(crash(1_000, false));
     let has_replicas = schedule.watched.is_some() || schedule.clustered.is_some();
     if has_replicas {
         // Keys are lost by failovers there, and nodes have one clock.
@@ -352,7 +357,7 @@ fn of_server(schedule: &Schedule) -> Vec<FaultKind> {
     }
     let leases = schedule.clients.iter().map(|client| client.lease);
     let lease = i64::try_from(leases.max().unwrap_or_default().as_millis());
-    kinds.push(crash(true));
+    kinds.push(crash(50, true));
     // All leases end.
     kinds.push(FaultKind::StepClock(lease.unwrap_or(i64::MAX)));
     for lock in locks(schedule) {

@@ -5,6 +5,7 @@
 //! file of progress (`PROGRESS=`) it goes on where it was ended.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -128,6 +129,15 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
     let kind = if settings.pairs { "pairs" } else { "singles" };
     let mut progress = load(&settings);
     let mut of = format!("{kind} {part}/{parts} of {} {}", all.len(), settings.only);
+    // Other programs or faults are other work.
+    let mut digest = DefaultHasher::new();
+    for Program {
+        scenario, faults, ..
+    } in &programs
+    {
+        format!("{:?} {faults:?}", scenario.schedule).hash(&mut digest);
+    }
+    of += &format!(" {:x}", digest.finish());
     if settings.every > 1 {
         of = format!("one in {} {of}", settings.every);
     }
@@ -139,7 +149,7 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
     go_on(&programs, &own, &settings, &mut progress);
     table(&programs, &progress, &settings, own.len());
     let alone = programs.iter().all(|of| of.report.violations.is_empty());
-    if alone && progress.violations() == 0 {
+    if alone && !programs.is_empty() && progress.violations() == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE

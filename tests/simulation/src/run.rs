@@ -182,7 +182,7 @@ impl World {
                 let is_own = said.starts_with("0: ");
                 let digests = also == Also::Digest && !is_own;
                 if let Some(judge) = judge.as_ref().filter(|_| digests) {
-                    judge.digests(&(number, said));
+                    judge.digests(&(judge.elapsed(), number, said));
                 }
                 if let Some(judge) = judge.filter(|_| also == Also::Trace)
                     && (hides_nothing || !hides.iter().any(|word| said.contains(word)))
@@ -739,6 +739,10 @@ impl World {
 
     /// All tasks have ended: nobody but the clients does anything. Steps are not counted meanwhile.
     async fn rest(&self) {
+        if self.schedule.small.is_some() {
+            // What the last call has left to do.
+            sleep(self.schedule.latency * 10).await;
+        }
         self.counts_steps.set(false);
         let rest = self.judge.entries.rest();
         if let Some(rest) = self.schedule.small.map(|small| small.rests).or(rest) {

@@ -75,6 +75,14 @@ fn alone() -> Vec<Scenario> {
             [of_task(on(0, 0, [lock(0), ahead(within(lock(1), 500))]))],
         ),
         of_lease(
+            Duration::from_millis(600),
+            scenario(
+                "renewals",
+                "a lock is held for longer than its lease, which is renewed",
+                [on(0, 0, [held(lock(0), 700)])],
+            ),
+        ),
+        of_lease(
             Duration::from_secs(3),
             scenario(
                 "watchdog",
@@ -119,13 +127,16 @@ fn of_two() -> Vec<Scenario> {
             "a lock is waited for, and granted when its guard is dropped",
             [on(0, 0, [dropped(held(lock(0), 20))]), on(1, 8, [lock(0)])],
         ),
-        scenario(
-            "wait-in-time",
-            "a lock is waited for by lock_timeout(), and granted in time",
-            [
-                on(0, 0, [held(lock(0), 20)]),
-                on(1, 8, [within(lock(0), 500)]),
-            ],
+        of_grace(
+            Duration::from_secs(2),
+            scenario(
+                "wait-in-time",
+                "a lock is waited for by lock_timeout(), and granted while calls of EVENTS end",
+                [
+                    on(0, 0, [held(lock(0), 40)]),
+                    on(1, 8, [within(lock(0), 500)]),
+                ],
+            ),
         ),
         scenario(
             "wait-for-a-short-lease",
@@ -178,6 +189,11 @@ fn of_two() -> Vec<Scenario> {
 /// A process holds a lock, and another process wants it.
 fn of_who_is_wanted() -> Vec<Scenario> {
     vec![
+        foreign(scenario(
+            "foreign",
+            "a process asks for a lock as the owner of another, which holds it",
+            [on(0, 0, [held(lock(0), 20)]), on(1, 8, [lock(0)])],
+        )),
         scenario(
             "wanted",
             "a lock is given back when another wants it",
@@ -306,8 +322,8 @@ fn elsewhere() -> Vec<Scenario> {
             one_move,
             of_cluster(scenario(
                 "moved-slot",
-                "a slot moves while its lock is held and waited for",
-                waits_here(),
+                "a slot moves while its lock is held",
+                [on(0, 0, [held(lock(0), 60)])],
             )),
         )),
         connected(going_wrong(
@@ -315,8 +331,8 @@ fn elsewhere() -> Vec<Scenario> {
             by_keys,
             of_cluster(scenario(
                 "moved-by-keys",
-                "a slot moves key by key while its lock is held",
-                [on(0, 0, [held(lock(0), 60)])],
+                "a slot moves key by key while its lock is held and waited for",
+                waits_here(),
             )),
         )),
         watched(scenario(
@@ -448,6 +464,23 @@ fn on<const N: usize>(client: usize, ms: u64, steps: [Step; N]) -> Task {
 fn of_lease(lease: Duration, mut scenario: Scenario) -> Scenario {
     let clients = scenario.schedule.clients.iter_mut();
     clients.for_each(|client| client.lease = lease);
+    scenario
+}
+
+/// The owner of the first process, of which the second asks as well.
+fn foreign(mut scenario: Scenario) -> Scenario {
+    let tasks = scenario.schedule.tasks.iter_mut().rev();
+    let owners = [Owning::Foreign, Owning::Shared];
+    tasks
+        .zip(owners)
+        .for_each(|(task, owner)| task.owner = owner);
+    scenario
+}
+
+/// Its sessions have this grace.
+fn of_grace(grace: Duration, mut scenario: Scenario) -> Scenario {
+    let clients = scenario.schedule.clients.iter_mut();
+    clients.for_each(|client| client.grace = grace);
     scenario
 }
 

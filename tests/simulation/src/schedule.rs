@@ -365,7 +365,8 @@ impl Schedule {
 
     /// Whether the faults are too few to lose a guard that is renewed: all silences together are
     /// shorter than nine tenths of each grace less 100 ms, and leave time to renew each lease. A
-    /// connection that ends costs no more than the pause before the next.
+    /// connection that ends costs no more than the pause before the next, and so does a server that
+    /// has its keys when it is back.
     pub fn is_calm(&self) -> bool {
         let cost = |fault: &Fault| match fault.kind {
             FaultKind::Cut { lasts, .. }
@@ -374,6 +375,10 @@ impl Schedule {
             | FaultKind::Pause(lasts) => Some(lasts),
             FaultKind::Reset(_) | FaultKind::ResetOne { .. } => Some(RESET),
             FaultKind::DropCall => Some(Duration::ZERO),
+            FaultKind::Crash {
+                lasts,
+                loses_keys: false,
+            } => self.small.map(|_| lasts + RESET),
             _ => None,
         };
         let costs: Option<Vec<_>> = self.faults.iter().map(cost).collect();

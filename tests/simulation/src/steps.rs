@@ -2,7 +2,7 @@
 //!
 //! A step is a moment in the course of a message, or a poll of a call. A run is deterministic, so
 //! until its fault comes it is the run without a fault: a step has the same number and time in
-//! both. Steps are counted from the moment at which all processes have connected.
+//! both. Steps of small programs are counted from the moment at which their tasks begin.
 
 use std::pin::Pin;
 use std::task::{Context, Waker};
