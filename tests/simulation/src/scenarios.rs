@@ -29,6 +29,7 @@ pub struct Scenario {
 /// All of them.
 pub fn all() -> Vec<Scenario> {
     let mut all = alone();
+    all.extend(of_leases());
     all.extend(of_two());
     all.extend(of_who_is_wanted());
     all.extend(of_other_kinds());
@@ -74,6 +75,28 @@ fn alone() -> Vec<Scenario> {
             "a task asks for the next lock before it gives back the last",
             [of_task(on(0, 0, [lock(0), ahead(within(lock(1), 500))]))],
         ),
+        scenario(
+            "renew",
+            "a lock is renewed by hand",
+            [on(0, 0, [renewed(lock(0))])],
+        ),
+        scenario(
+            "guarded",
+            "two commands are run under a lock",
+            [on(0, 0, [calling(lock(0), 2)])],
+        ),
+        scenario(
+            "kept",
+            "a lock is kept, and taken again without a message",
+            [on(0, 0, [kept(lock(0)), kept(lock(0))])],
+        ),
+        reconnects(),
+    ]
+}
+
+/// One process, and a lock that is held for longer than its lease.
+fn of_leases() -> Vec<Scenario> {
+    vec![
         of_lease(
             Duration::from_millis(600),
             scenario(
@@ -91,26 +114,10 @@ fn alone() -> Vec<Scenario> {
             ),
         ),
         scenario(
-            "renew",
-            "a lock is renewed by hand",
-            [on(0, 0, [renewed(lock(0))])],
-        ),
-        scenario(
-            "guarded",
-            "two commands are run under a lock",
-            [on(0, 0, [calling(lock(0), 2)])],
-        ),
-        scenario(
-            "kept",
-            "a lock is kept, and taken again without a message",
-            [on(0, 0, [kept(lock(0)), kept(lock(0))])],
-        ),
-        scenario(
             "lease-end",
             "a lock is held for longer than its lease, which nobody renews",
             [on(0, 0, [held(leased(lock(0), 80), 120)])],
         ),
-        reconnects(),
     ]
 }
 
