@@ -85,8 +85,8 @@ impl Map {
     }
 }
 
-/// Who serves which slots, as runs that do not overlap, by their first slots: with the last slot, and
-/// the node that serves them.
+/// The node of each slot, as runs of slots that have one node. The key is the first slot of a run,
+/// the value its last slot and the node. Runs do not overlap.
 #[derive(Default)]
 struct Runs(BTreeMap<u16, (u16, Id)>);
 
@@ -109,7 +109,7 @@ impl Runs {
             return;
         }
         while let Some((run, (end, before))) = self.take_last(first, last) {
-            // What it has beyond these slots, before and behind, stays.
+            // The slots of that run which are not among these stay as they were.
             if run < first {
                 self.0
                     .insert(run, (first.saturating_sub(1), before.clone()));

@@ -257,9 +257,9 @@ impl Host {
         self.inner.process.standing().turns
     }
 
-    /// How often each open connection to the server at this address was used, in their order, and
-    /// how often a call for one was about to pass the link. The state of what has the same number
-    /// at two moments is the same.
+    /// How often each open connection to the server at this address was used, in their order, each
+    /// with its number; and how often the link was used to open one, cut, or mended. If a count is
+    /// the same at two moments, nothing has changed between them.
     pub fn connections_used(&self, address: &str) -> (Vec<(usize, u64)>, u64) {
         let link = self.inner.link(address);
         let wires = link.open_wires();

@@ -18,10 +18,10 @@ pub struct Possible {
     strikes: Strikes,
 }
 
-/// What a fault finds: when, and how often what it strikes was used.
+/// The time of a step, and how often each thing was used before it that a fault strikes.
 type Found = (Duration, Vec<u64>);
 
-/// What a fault strikes. Between two of its steps nothing but time passes for it.
+/// The processes, links and servers that a fault changes. It comes only at their steps.
 #[derive(Clone, Copy, Debug)]
 enum Strikes {
     /// The call that is about to be polled.
@@ -69,7 +69,7 @@ impl Possible {
         open(client).is_some_and(|open| connection < open)
     }
 
-    /// What it would find at this step. `None`: that is not known.
+    /// The state that it would change at this step. `None`: two of these are never taken for equal.
     fn found(&self, step: &Step) -> Option<Found> {
         let Uses {
             clients,
@@ -94,7 +94,7 @@ impl Possible {
             (Strikes::Link(client), FaultKind::CutOne { connection, .. }) => {
                 found.extend(one(client, connection)?);
             }
-            // One end is told, after what it has been told before.
+            // One end hears of it, so that the order of its work matters too.
             (
                 Strikes::Link(client),
                 FaultKind::HalfOpen {
@@ -117,7 +117,7 @@ impl Possible {
                     found.extend([u64::try_from(*number).ok()?, *used]);
                 }
             }
-            // What ends a connection wakes tasks, which could have another order.
+            // When a connection ends, tasks are woken, and their order could differ.
             (
                 Strikes::Call
                 | Strikes::Message { .. }
@@ -131,7 +131,7 @@ impl Possible {
         Some((step.at, found))
     }
 
-    /// Whether it comes at this step: at each of what it strikes, if that is there.
+    /// Whether it comes at this step: the step is one of something that it changes.
     fn comes_at(&self, step: &Step) -> bool {
         let place = step.place;
         if !place.suits(&self.fault.kind) || !self.is_there(step) {
@@ -167,8 +167,8 @@ pub struct Coming {
     pub step: usize,
     /// The fault.
     pub fault: usize,
-    /// The earlier step at which it would find everything as it does here: nothing was done meanwhile
-    /// with what it strikes, and no time has passed.
+    /// The earlier step at which the fault would have the same effect: no time has passed since
+    /// then, and nothing that it changes was used.
     pub is_as_at: Option<usize>,
 }
 
@@ -297,8 +297,8 @@ fn of_process(schedule: &Schedule, client: usize) -> impl Iterator<Item = FaultK
 /// To the server, from it, both.
 const DIRECTIONS: [(bool, bool); 3] = [(true, false), (false, true), (true, true)];
 
-/// The command connection, the session connection, and a third while one is replaced or the map of a
-/// cluster is read, in the order in which they were opened.
+/// The command connection and the session connection, in the order in which they were opened, and a
+/// third while one of them is replaced or the map of a cluster is read.
 const CONNECTIONS: [usize; 3] = [0, 1, 2];
 
 /// The faults between a client and a server.

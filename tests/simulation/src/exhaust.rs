@@ -1,6 +1,6 @@
 //! `make exhaust`: each small program with every fault at every step (`EXHAUST=singles`), or with
 //! every pair of faults at every pair of steps (`EXHAUST=pairs`), or one part of that
-//! (`SHARD=i/n`), or a sample of the pairs (`EVERY=n`). `EXHAUST=equal` compares what is left out,
+//! (`SHARD=i/n`), or a sample of the pairs (`EVERY=n`). `EXHAUST=equal` is in `equal.rs`,
 //! `EXHAUST=show` shows them without a fault, and `EXHAUST_ONLY=` is a part of their names. With a
 //! file of progress (`PROGRESS=`) it goes on where it was ended.
 
@@ -128,7 +128,6 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
     let own: Vec<_> = order.into_iter().skip(part).step_by(parts).collect();
     let kind = if settings.pairs { "pairs" } else { "singles" };
     let mut progress = load(&settings);
-    let mut of = format!("{kind} {part}/{parts} of {} {}", all.len(), settings.only);
     // Other programs or faults are other work.
     let mut digest = DefaultHasher::new();
     for Program {
@@ -137,7 +136,8 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
     {
         format!("{:?} {faults:?}", scenario.schedule).hash(&mut digest);
     }
-    of += &format!(" {:x}", digest.finish());
+    let (count, only, digest) = (all.len(), &settings.only, digest.finish());
+    let mut of = format!("{kind} {part}/{parts} of {count} {only} {digest:x}");
     if settings.every > 1 {
         of = format!("one in {} {of}", settings.every);
     }
@@ -228,7 +228,7 @@ pub(crate) fn units(programs: &[Program]) -> Vec<Unit> {
     units
 }
 
-/// The programs take turns, so that what has been done when it is ended is a sample of all.
+/// The programs take turns. If the work is ended early, all of them have been sampled.
 pub(crate) fn mixed(units: &[Unit]) -> Vec<Unit> {
     // A prime, so that each has its turn once.
     let places = (0..units.len()).map(|place| place * 1_000_003 % units.len());

@@ -39,7 +39,7 @@ pub fn digested(schedule: &Schedule) -> Report {
     carry_out(schedule, Also::Digest)
 }
 
-/// What is reported beside what judges have seen.
+/// More that a report may have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Also {
     Nothing,
@@ -740,7 +740,7 @@ impl World {
     /// All tasks have ended: nobody but the clients does anything. Steps are not counted meanwhile.
     async fn rest(&self) {
         if self.schedule.small.is_some() {
-            // What the last call has left to do.
+            // A call may have sent something last, such as a release.
             sleep(self.schedule.latency * 10).await;
         }
         self.counts_steps.set(false);

@@ -474,7 +474,7 @@ fn of_lease(lease: Duration, mut scenario: Scenario) -> Scenario {
     scenario
 }
 
-/// The owner of the first process, of which the second asks as well.
+/// The second process asks as the owner of the first.
 fn foreign(mut scenario: Scenario) -> Scenario {
     let tasks = scenario.schedule.tasks.iter_mut().rev();
     let owners = [Owning::Foreign, Owning::Shared];

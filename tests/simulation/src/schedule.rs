@@ -50,7 +50,7 @@ pub struct Schedule {
     pub small: Option<Small>,
 }
 
-/// What small programs have in common.
+/// The settings of a small program.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Small {
     /// Its steps are counted from here on.

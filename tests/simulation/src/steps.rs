@@ -30,8 +30,8 @@ pub struct Step {
 /// Of each open connection its number and how often it was used, and how often the link was.
 pub(crate) type LinkUses = (Vec<(usize, u64)>, u64);
 
-/// How often everything was used that a fault may strike: what was not used from one step to another
-/// is the same at both.
+/// How often each process, link and server was used before a step. If a count is the same at two
+/// steps, that thing has not changed between them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
     /// If the step is one of a message: the number of its connection among those that the host has
