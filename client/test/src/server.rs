@@ -186,13 +186,13 @@ impl Server {
 
     /// The process stands still: it answers nothing, and its clocks go on.
     pub fn pause(&self) {
-        self.inner.is_struck();
+        self.inner.count_change();
         self.inner.running.send_replace(false);
     }
 
     /// It goes on.
     pub fn resume(&self) {
-        self.inner.is_struck();
+        self.inner.count_change();
         self.inner.running.send_replace(true);
         self.inner.rearm.notify_one();
     }
@@ -200,7 +200,7 @@ impl Server {
     /// The process dies, and all its connections with it. Its keys stay as if each write had been
     /// on disk, unless they are lost as well.
     pub fn crash(&self, loses_keys: bool) {
-        self.inner.is_struck();
+        self.inner.count_change();
         self.inner.is_up.set(false);
         self.inner.life.borrow().cancel();
         self.inner.waiting.take();
@@ -221,7 +221,7 @@ impl Server {
 
     /// Sets the wall clock forwards or back by this time: leases follow it.
     pub fn step_clock_ms(&self, by: i64) {
-        self.inner.is_struck();
+        self.inner.count_change();
         let ahead = self.inner.wall_offset_ms.get().saturating_add(by);
         self.inner.wall_offset_ms.set(ahead);
     }
@@ -406,8 +406,8 @@ impl Server {
 }
 
 impl Inner {
-    /// Something was done to it.
-    fn is_struck(&self) {
+    /// It is changed from outside.
+    fn count_change(&self) {
         self.turns.set(self.turns.get().wrapping_add(1));
         self.changes.set(self.changes.get().wrapping_add(1));
     }

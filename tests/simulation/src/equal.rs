@@ -7,15 +7,17 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rlock_simulation::every;
+use rlock_simulation::every::{self, Coming};
+use rlock_simulation::judge::Report;
 use rlock_simulation::run::{digested, with_steps};
-use rlock_simulation::schedule::Schedule;
+use rlock_simulation::schedule::{Fault, Schedule};
 
 use crate::exhaust::{Program, Unit, by_all_processors, mixed, units, with_fault};
 use crate::locked;
 
 /// Compares the whole run with each fault that is left out with that of the one in whose place it
-/// stands: of all singles, and of the pairs that begin with one in `every` singles, if it is not 1.
+/// stands: of all singles, and if `every` is not 1, of the pairs that begin with one in `every`
+/// singles, and of one pair that begins with each single that is left out.
 pub(crate) fn compare(programs: &[Program], every: usize) -> ExitCode {
     let units = mixed(&units(programs));
     let sample = units.iter().step_by(every).filter(|_| every > 1);
@@ -28,17 +30,26 @@ pub(crate) fn compare(programs: &[Program], every: usize) -> ExitCode {
         let schedule = schedule(program, *first);
         let report = with_steps(&schedule);
         let after = first.map(|unit| (unit.step, unit.fault));
+        let sampled = every > 1 && first.is_none();
         for coming in every::coming(&program.faults, &report.steps, after) {
             let Some(before) = coming.is_as_at else {
                 continue;
             };
             let fault = program.faults[coming.fault].fault;
-            let digest = |step| {
-                let schedule = with_fault(&schedule, &report, step, fault);
-                digested(&schedule).digest.finish()
-            };
+            let [earlier, left_out] =
+                [before, coming.step].map(|step| with_fault(&schedule, &report, step, fault));
+            let mut are_equal = digest(&earlier) == digest(&left_out);
+            if let Some((step, fault, report)) =
+                sampled.then(|| second(program, &earlier, coming)).flatten()
+            {
+                // A pair that begins with one that is left out.
+                let [earlier, left_out] =
+                    [earlier, left_out].map(|schedule| with_fault(&schedule, &report, step, fault));
+                compared.fetch_add(1, Ordering::Relaxed);
+                are_equal &= digest(&earlier) == digest(&left_out);
+            }
             compared.fetch_add(1, Ordering::Relaxed);
-            if digest(before) != digest(coming.step) {
+            if !are_equal {
                 let kind = format!("{:?}", fault.kind);
                 let kind = kind.split([' ', '(']).next().unwrap_or_default();
                 *locked(&differ).entry(kind.to_owned()).or_insert(0_u32) += 1;
@@ -48,6 +59,23 @@ pub(crate) fn compare(programs: &[Program], every: usize) -> ExitCode {
     let (compared, differ) = (compared.into_inner(), locked(&differ));
     println!("{compared} faults that are left out were compared; those that differ: {differ:?}");
     ExitCode::from(u8::from(programs.is_empty() || !differ.is_empty()))
+}
+
+fn digest(schedule: &Schedule) -> u64 {
+    digested(schedule).digest.finish()
+}
+
+/// One of the faults that may come after one that is left out, with the run that it comes in.
+fn second(
+    program: &Program,
+    earlier: &Schedule,
+    left_out: Coming,
+) -> Option<(usize, Fault, Report)> {
+    let Coming { step, fault, .. } = left_out;
+    let report = with_steps(earlier);
+    let coming = every::coming(&program.faults, &report.steps, Some((step, fault)));
+    let next = coming.get((step * 31 + fault) % coming.len().max(1))?;
+    Some((next.step, program.faults[next.fault].fault, report))
 }
 
 /// The program, with this fault.
