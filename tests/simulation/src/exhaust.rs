@@ -160,7 +160,7 @@ pub(crate) fn exhaust(what: &str) -> ExitCode {
 fn go_on(programs: &[Program], units: &[Unit], settings: &Settings, progress: &mut Progress) {
     let (began, before) = (Instant::now(), progress.seconds);
     let (mut told, mut since) = (Instant::now(), progress.done);
-    let batch = if settings.pairs { 8 } else { 1_000 };
+    let batch = if settings.pairs { 64 } else { 1_000 };
     while progress.done < units.len() && began.elapsed() < settings.time {
         let end = units.len().min(progress.done + batch);
         carry_out(programs, &units[progress.done..end], settings, progress);
