@@ -42,7 +42,7 @@ impl Router {
     /// command.
     pub(super) fn home_in_cluster(&self, name: &[u8]) -> Arc<Node> {
         let mut map = locked(&self.map);
-        let home = map.serves(slot_of(name));
+        let home = map.node_of(slot_of(name));
         let id = home.or_else(|| map.nodes.keys().next()).cloned();
         self.node(&mut map, &id.unwrap_or_else(|| Id::from("")))
     }

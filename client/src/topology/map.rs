@@ -52,7 +52,7 @@ impl Map {
     }
 
     /// The node that serves this slot.
-    pub(super) fn serves(&self, slot: u16) -> Option<&Id> {
+    pub(super) fn node_of(&self, slot: u16) -> Option<&Id> {
         self.slots.at(slot)
     }
 
@@ -128,9 +128,8 @@ impl Runs {
     /// Takes the last run out that has any of these slots.
     fn take_last(&mut self, first: u16, last: u16) -> Option<(u16, (u16, Id))> {
         let (run, (end, _)) = self.0.range(..=last).next_back()?;
-        let (run, end) = (*run, *end);
-        let taken = (end >= first).then(|| self.0.remove(&run))?;
-        Some((run, taken?))
+        let run = (*end >= first).then_some(*run)?;
+        self.0.remove_entry(&run)
     }
 }
 

@@ -146,8 +146,8 @@ impl Network {
         sentinel
     }
 
-    /// Tells of each moment in the course of each message, at that moment: changes that the
-    /// observer makes to servers and hosts come before anything else.
+    /// Tells of each moment in the course of each message, and of its connection, at that moment:
+    /// changes that the observer makes to servers and hosts come before anything else.
     ///
     /// A server that stands still or dies when it is told of a command has not carried it out, and
     /// one that does so when it is about to send a reply has not sent it. One observer is told at a

@@ -49,7 +49,7 @@ enum Strikes {
 }
 
 impl Possible {
-    /// Whether the connection is there that it strikes, if it strikes one that is open.
+    /// Whether its connection is open. Faults that need no open connection can always come.
     fn is_there(&self, step: &Step) -> bool {
         let open = |client: usize| {
             let link = step.uses.links.get(client)?.get(self.fault.server)?;
@@ -87,7 +87,7 @@ impl Possible {
         match (self.strikes, self.fault.kind) {
             (Strikes::Client(client), _) => found.push(*clients.get(client)?),
             (Strikes::Server, FaultKind::Pause(_)) => found.push(servers.get(at)?.0),
-            // The server looks at the clock without a change, too.
+            // The server also reads the clock when nothing changes.
             (Strikes::Server, FaultKind::StepClock(_)) => return None,
             (Strikes::Server, _) => found.push(servers.get(at)?.1),
             (Strikes::Servers, _) => found.extend(servers.iter().map(|(_, changes)| *changes)),
