@@ -221,9 +221,11 @@ impl Host {
         self.inner.process.set(true);
     }
 
-    /// It goes on.
+    /// It goes on, unless it has died.
     pub fn resume(&self) {
-        self.inner.process.set(false);
+        if !self.inner.is_dead.get() {
+            self.inner.process.set(false);
+        }
     }
 
     /// From now on each direction of a link delays its bytes by up to this time.
@@ -241,7 +243,8 @@ impl Host {
     pub fn cut_one(&self, address: &str, number: usize, direction: Direction) -> Option<CutOne> {
         let wire = self.inner.link(address).wire(number)?;
         wire.cut(direction);
-        Some(CutOne { wire })
+        let courier = Arc::clone(&self.inner.courier);
+        Some(CutOne { wire, courier })
     }
 
     /// The number by which [`cut_one`](Self::cut_one) finds this connection of the host now, if it
@@ -257,13 +260,14 @@ impl Host {
         self.inner.process.standing().turns
     }
 
-    /// How often each open connection to the server at this address was used, in their order, each
-    /// with its number; and how often the link was used to open one, cut, or mended. If a count is
-    /// the same at two moments, nothing has changed between them.
-    pub fn connections_used(&self, address: &str) -> (Vec<(usize, u64)>, u64) {
+    /// Of each open connection to the server at this address, in their order, its number, and how
+    /// often its direction to the server and that to the host were changed: bytes were sent or
+    /// arrived, or it was cut, mended or ended. And how often the link was used to open a
+    /// connection, cut, or mended. Between two moments of the same count nothing has changed.
+    pub fn connections_used(&self, address: &str) -> (Vec<(usize, [u64; 2])>, u64) {
         let link = self.inner.link(address);
         let wires = link.open_wires();
-        let used = wires.iter().map(|wire| (wire.id.number, wire.used()));
+        let used = wires.iter().map(|wire| (wire.id.number, wire.changes()));
         (used.collect(), link.passed.get())
     }
 
@@ -280,13 +284,13 @@ impl Host {
 
     /// Ends all connections to this server. Both ends are told, and the bytes in flight are lost.
     pub fn reset(&self, address: &str) {
-        self.inner.link(address).end_all();
+        self.inner.link(address).end_all(&self.inner.courier);
     }
 
     /// Ends one connection to this server; of several that are open, by its number in their order.
     pub fn reset_one(&self, address: &str, number: usize) {
         if let Some(wire) = self.inner.link(address).wire(number) {
-            wire.end();
+            wire.end(&self.inner.courier);
         }
     }
 
@@ -295,13 +299,10 @@ impl Host {
     /// peer does not answer; the host has to notice it by the replies that are missing.
     pub fn half_open(&self, address: &str, number: usize, told: Direction) {
         if let Some(wire) = self.inner.link(address).wire(number) {
-            wire.fall_silent();
-            wire.tell(told);
+            let courier = &self.inner.courier;
+            wire.end_for(told, courier);
             if told == Direction::ToHost {
-                spawn_local(async move {
-                    sleep(KEEPALIVE).await;
-                    wire.tell(Direction::ToServer);
-                });
+                wire.tell(Direction::ToServer, KEEPALIVE, courier);
             }
         }
     }
@@ -311,12 +312,13 @@ impl Host {
         self.inner.dials.get()
     }
 
-    /// The process dies: servers hear that its connections have ended, and it opens no more. Its
-    /// tasks go on, cut off from everybody.
+    /// The process dies: no part of it does anything any more, servers hear that its connections
+    /// have ended, and it opens no more.
     pub fn kill(&self) {
         self.inner.is_dead.set(true);
+        self.pause();
         for link in self.inner.links.borrow().values() {
-            link.end_all();
+            link.end_all(&self.inner.courier);
         }
     }
 }
@@ -364,6 +366,7 @@ impl test_util::Process for Process {
 #[derive(Debug)]
 pub struct CutOne {
     wire: Arc<Wire>,
+    courier: Arc<Courier>,
 }
 
 impl CutOne {
@@ -372,7 +375,7 @@ impl CutOne {
         if arrives {
             self.wire.mend();
         } else {
-            self.wire.end();
+            self.wire.end(&self.courier);
         }
     }
 }
@@ -453,9 +456,9 @@ impl Link {
         wires.get(number).cloned()
     }
 
-    fn end_all(&self) {
+    fn end_all(&self, courier: &Courier) {
         for wire in self.open_wires() {
-            wire.end();
+            wire.end(courier);
         }
     }
 

@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -29,6 +28,8 @@ struct Way {
     is_lost: bool,
     cut: Cut,
     reader: Option<Waker>,
+    /// How often bytes were sent or arrived, or it was cut, mended or ended.
+    changes: u64,
 }
 
 /// Whether nothing gets through in one direction.
@@ -53,7 +54,12 @@ impl Way {
         }
     }
 
+    fn count_change(&mut self) {
+        self.changes = self.changes.wrapping_add(1);
+    }
+
     fn arrives(&mut self, bytes: &[u8]) {
+        self.count_change();
         self.arrived.extend_from_slice(bytes);
         self.is_over |= bytes.is_empty();
         self.wake();
@@ -67,14 +73,17 @@ impl Way {
 
     /// Bytes in flight are lost, and so are bytes that are sent from now on.
     fn lose(&mut self, now: Instant) {
+        self.count_change();
         self.deliver(now);
         self.in_flight.clear();
         self.is_lost = true;
     }
 
-    fn end(&mut self) {
-        self.is_over = true;
-        self.wake();
+    fn cut_or_mend(&mut self, change: impl FnOnce(&mut Cut)) {
+        self.count_change();
+        self.deliver(Instant::now());
+        change(&mut self.cut);
+        self.deliver(Instant::now());
     }
 }
 
@@ -83,15 +92,13 @@ impl Way {
 pub(crate) struct Wire {
     pub(crate) id: ConnectionId,
     ways: Mutex<Ways>,
-    /// How often anything was done with it.
-    used: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Ways {
     to_server: Way,
     to_host: Way,
-    /// Both ends have been told that it has ended.
+    /// It has ended, and both ends hear of it.
     is_broken: bool,
     /// How many of its ends were closed.
     closed: u8,
@@ -106,82 +113,86 @@ impl Ways {
     }
 }
 
+/// How long it takes until an end of a connection is heard. What happens meanwhile in the same
+/// moment comes first, in whatever order.
+const NEWS: Duration = Duration::from_millis(1);
+
 impl Wire {
     pub(crate) fn of(id: ConnectionId) -> Self {
-        let (ways, used) = Default::default();
-        Self { id, ways, used }
+        let ways = Mutex::default();
+        Self { id, ways }
     }
 
-    /// How often anything was done with it: from one moment to another of the same number its state
-    /// is the same.
-    pub(crate) fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+    /// How often the way to the server and that to the host were changed: bytes were sent or
+    /// arrived, or it was cut, mended or ended.
+    pub(crate) fn changes(&self) -> [u64; 2] {
+        let ways = self.ways();
+        [ways.to_server.changes, ways.to_host.changes]
     }
 
     fn ways(&self) -> MutexGuard<'_, Ways> {
-        self.used.fetch_add(1, Ordering::Relaxed);
-        self.state()
-    }
-
-    fn state(&self) -> MutexGuard<'_, Ways> {
         self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether an end of it is still open.
     pub(crate) fn is_open(&self) -> bool {
-        let ways = self.state();
+        let ways = self.ways();
         !ways.is_broken && ways.closed < 2
     }
 
     /// Cuts one direction of this connection.
     pub(crate) fn cut(&self, direction: Direction) {
         let mut ways = self.ways();
-        let way = ways.of(direction);
-        way.deliver(Instant::now());
-        way.cut.one = true;
+        ways.of(direction).cut_or_mend(|cut| cut.one = true);
     }
 
     /// The link is cut in this direction, or mended.
     pub(crate) fn set_link(&self, direction: Direction, is_cut: bool) {
         let mut ways = self.ways();
-        let way = ways.of(direction);
-        way.deliver(Instant::now());
-        way.cut.link = is_cut;
-        way.deliver(Instant::now());
+        ways.of(direction).cut_or_mend(|cut| cut.link = is_cut);
     }
 
     /// Mends both directions of this connection: the bytes in flight arrive.
     pub(crate) fn mend(&self) {
         let mut ways = self.ways();
         for direction in Direction::BOTH {
-            let way = ways.of(direction);
-            way.cut.one = false;
-            way.deliver(Instant::now());
+            ways.of(direction).cut_or_mend(|cut| cut.one = false);
         }
     }
 
-    /// Both ends are told that it has ended, and the bytes in flight are lost.
-    pub(crate) fn end(&self) {
+    /// It ends: bytes in flight are lost, and both ends hear of it, also if the link is cut.
+    pub(crate) fn end(self: &Arc<Self>, courier: &Courier) {
         let mut ways = self.ways();
         ways.is_broken = true;
         for direction in Direction::BOTH {
             let way = ways.of(direction);
             way.lose(Instant::now());
-            way.end();
+            way.cut = Cut::default();
+        }
+        drop(ways);
+        for direction in Direction::BOTH {
+            self.tell(direction, NEWS, courier);
         }
     }
 
-    /// Nothing is carried any more, and nobody is told.
-    pub(crate) fn fall_silent(&self) {
+    /// Bytes in flight are lost, and only the reader of this direction hears that it has ended.
+    pub(crate) fn end_for(self: &Arc<Self>, direction: Direction, courier: &Courier) {
         let mut ways = self.ways();
         for direction in Direction::BOTH {
             ways.of(direction).lose(Instant::now());
         }
+        drop(ways);
+        self.tell(direction, NEWS, courier);
     }
 
-    /// The reader of this direction is told that the connection has ended.
-    pub(crate) fn tell(&self, direction: Direction) {
-        self.ways().of(direction).end();
+    /// The reader of this direction, in which all is lost, hears after this time that the
+    /// connection has ended.
+    pub(crate) fn tell(self: &Arc<Self>, direction: Direction, after: Duration, courier: &Courier) {
+        let now = Instant::now();
+        let due = now.checked_add(after).unwrap_or(now);
+        let mut ways = self.ways();
+        ways.of(direction).in_flight.push_back((due, Vec::new()));
+        courier.expect(due, self, direction);
     }
 }
 
@@ -221,13 +232,14 @@ impl End {
 
     fn send(&self, bytes: &[u8]) -> io::Result<()> {
         let mut ways = self.wire.ways();
-        if ways.is_broken {
+        if ways.is_broken && ways.of(self.to.back()).is_over {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         let way = ways.of(self.to);
         if way.is_lost {
             return Ok(());
         }
+        way.count_change();
         let now = Instant::now();
         let earliest = way.in_flight.back().map_or(now, |(due, _)| *due);
         let due = earliest.max(now.checked_add(self.courier.delay()).unwrap_or(now));
@@ -293,7 +305,9 @@ impl Drop for End {
         let _ = self.send(&[]);
         let mut ways = self.wire.ways();
         ways.closed = ways.closed.saturating_add(1);
-        ways.of(self.to.back()).is_lost = true;
+        let back = ways.of(self.to.back());
+        back.count_change();
+        back.is_lost = true;
     }
 }
 

@@ -18,8 +18,105 @@ pub struct Possible {
     strikes: Strikes,
 }
 
-/// The time of a step, and how often each thing was used before it that a fault strikes.
-type Found = (Duration, Vec<u64>);
+/// What a fault finds at a step.
+#[derive(Clone, Debug, PartialEq)]
+struct Found {
+    at: Duration,
+    /// How often each thing was used that it strikes.
+    used: Vec<u64>,
+    connections: Connections,
+}
+
+impl Found {
+    fn at(step: &Step) -> Self {
+        let (used, connections) = Default::default();
+        Self {
+            at: step.at,
+            used,
+            connections,
+        }
+    }
+
+    fn adds(&mut self, used: impl IntoIterator<Item = u64>) {
+        self.used.extend(used);
+    }
+}
+
+/// The numbers of connections, each with how often its directions were changed.
+type Connections = Vec<(usize, Vec<u64>)>;
+
+/// The part of the links of a client to a server that a fault strikes.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    client: usize,
+    /// Of the open ones. None: all.
+    connection: Option<usize>,
+    /// The direction to the server, and that to the client.
+    directions: [bool; 2],
+}
+
+impl Part {
+    fn all(client: usize) -> Self {
+        Self {
+            client,
+            connection: None,
+            directions: [true, true],
+        }
+    }
+
+    fn of(kind: FaultKind) -> Option<Self> {
+        let all = Self::all;
+        let one = |client, connection| Self {
+            connection: Some(connection),
+            ..all(client)
+        };
+        Some(match kind {
+            FaultKind::Reset(client) => all(client),
+            FaultKind::ResetOne { client, connection }
+            | FaultKind::HalfOpen {
+                client, connection, ..
+            } => one(client, connection),
+            FaultKind::Cut {
+                client,
+                to_server,
+                to_host,
+                ..
+            } => Self {
+                directions: [to_server, to_host],
+                ..all(client)
+            },
+            FaultKind::CutOne {
+                client,
+                connection,
+                to_server,
+                to_host,
+                ..
+            } => Self {
+                directions: [to_server, to_host],
+                ..one(client, connection)
+            },
+            _ => return None,
+        })
+    }
+
+    /// Its open connections at this step.
+    fn connections(&self, step: &Step, server: usize) -> Connections {
+        let links = step.uses.links.get(self.client);
+        let open = links.and_then(|links| Some(links.get(server)?.0.as_slice()));
+        let open = open.unwrap_or_default();
+        let struck = match self.connection {
+            Some(number) => open.get(number..).and_then(|from| from.get(..1)),
+            None => Some(open),
+        };
+        let connections = struck.unwrap_or_default().iter();
+        let connections = connections.map(|(number, changes)| {
+            let ways = changes.iter().zip(self.directions);
+            let ways = ways.filter_map(|(changes, is_struck)| is_struck.then_some(*changes));
+            (*number, ways.collect())
+        });
+        connections.collect()
+    }
+}
 
 /// The processes, links and servers that a fault changes. It comes only at their steps.
 #[derive(Clone, Copy, Debug)]
@@ -51,22 +148,9 @@ enum Strikes {
 impl Possible {
     /// Whether its connection is open. Faults that need no open connection can always come.
     fn is_there(&self, step: &Step) -> bool {
-        let open = |client: usize| {
-            let link = step.uses.links.get(client)?.get(self.fault.server)?;
-            Some(link.0.len())
-        };
-        let (client, connection) = match self.fault.kind {
-            FaultKind::Reset(client) => (client, 0),
-            FaultKind::CutOne {
-                client, connection, ..
-            }
-            | FaultKind::ResetOne { client, connection }
-            | FaultKind::HalfOpen {
-                client, connection, ..
-            } => (client, connection),
-            _ => return true,
-        };
-        open(client).is_some_and(|open| connection < open)
+        let needs_none = matches!(self.fault.kind, FaultKind::Cut { .. });
+        let part = Part::of(self.fault.kind).filter(|_| !needs_none);
+        part.is_none_or(|part| !part.connections(step, self.fault.server).is_empty())
     }
 
     /// The state that it would change at this step. `None`: two of these are never taken for equal.
@@ -78,57 +162,36 @@ impl Possible {
             ..
         } = &step.uses;
         let at = self.fault.server;
-        let mut found = Vec::new();
-        let one = |client: usize, connection: usize| {
-            let (open, _) = links.get(client)?.get(at)?;
-            let (number, used) = open.get(connection)?;
-            Some([u64::try_from(*number).ok()?, *used])
-        };
+        let mut found = Found::at(step);
         match (self.strikes, self.fault.kind) {
-            (Strikes::Client(client), _) => found.push(*clients.get(client)?),
-            (Strikes::Server, FaultKind::Pause(_)) => found.push(servers.get(at)?.0),
+            (Strikes::Client(client), _) => found.adds([*clients.get(client)?]),
+            (Strikes::Server, FaultKind::Pause(_)) => found.adds([servers.get(at)?.0]),
             // The server also reads the clock when nothing changes.
             (Strikes::Server, FaultKind::StepClock(_)) => return None,
-            (Strikes::Server, _) => found.push(servers.get(at)?.1),
-            (Strikes::Servers, _) => found.extend(servers.iter().map(|(_, changes)| *changes)),
-            (Strikes::Link(client), FaultKind::CutOne { connection, .. }) => {
-                found.extend(one(client, connection)?);
-            }
-            // One end hears of it, so that the order of its work matters too.
-            (
-                Strikes::Link(client),
-                FaultKind::HalfOpen {
-                    connection,
-                    to_server,
-                    ..
-                },
-            ) => {
-                found.extend(one(client, connection)?);
-                found.push(if to_server {
-                    servers.get(at)?.0
-                } else {
-                    *clients.get(client)?
-                });
-            }
-            (Strikes::Link(client), FaultKind::Cut { .. }) => {
-                let (connections, passed) = links.get(client)?.get(at)?;
-                found.push(*passed);
-                for (number, used) in connections {
-                    found.extend([u64::try_from(*number).ok()?, *used]);
+            (Strikes::Server, _) => found.adds([servers.get(at)?.1]),
+            (Strikes::Servers, _) => found.adds(servers.iter().map(|(_, changes)| *changes)),
+            (Strikes::Link(client), kind) => {
+                if matches!(kind, FaultKind::Cut { .. }) {
+                    found.adds([links.get(client)?.get(at)?.1]);
                 }
+                found.connections = Part::of(kind)?.connections(step, at);
             }
-            // When a connection ends, tasks are woken, and their order could differ.
+            // Servers hear of its end later.
+            (Strikes::ClientAndServers(client), _) => {
+                let links = links.get(client)?;
+                found.adds([*clients.get(client)?]);
+                found.adds(links.iter().map(|(_, passed)| *passed));
+                let all = Part::all(client);
+                let servers = 0..links.len();
+                found.connections = servers.flat_map(|at| all.connections(step, at)).collect();
+            }
+            // Tasks are woken at once, and their order could differ.
             (
-                Strikes::Call
-                | Strikes::Message { .. }
-                | Strikes::Link(_)
-                | Strikes::ClientAndServers(_)
-                | Strikes::ServerAndClients
-                | Strikes::All,
+                Strikes::Call | Strikes::Message { .. } | Strikes::ServerAndClients | Strikes::All,
                 _,
             ) => return None,
         }
-        Some((step.at, found))
+        Some(found)
     }
 
     /// Whether it comes at this step: the step is one of something that it changes.

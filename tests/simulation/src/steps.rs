@@ -27,8 +27,9 @@ pub struct Step {
     pub(crate) uses: Uses,
 }
 
-/// Of each open connection its number and how often it was used, and how often the link was.
-pub(crate) type LinkUses = (Vec<(usize, u64)>, u64);
+/// Of each open connection its number and how often each of its directions was changed; and how
+/// often the link was used.
+pub(crate) type LinkUses = (Vec<(usize, [u64; 2])>, u64);
 
 /// How often each process, link and server was used before a step. If a count is the same at two
 /// steps, that thing has not changed between them.
