@@ -36,6 +36,7 @@ use rlock_client::Client;
 
 mod chance;
 mod commands;
+mod courier;
 mod engine;
 mod keyspace;
 mod life;

@@ -19,10 +19,11 @@ use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep};
 
 use crate::chance::Chance;
+use crate::courier::Courier;
 use crate::moments::{self, ConnectionId, Moment};
 use crate::sentinel::Sentinel;
 use crate::server::{Cluster, Server};
-use crate::wire::{Courier, End, Wire, ends};
+use crate::wire::{End, Wire, ends};
 
 /// Servers at their addresses, and the hosts from which they are called.
 #[derive(Clone, Debug)]
@@ -38,6 +39,7 @@ struct Inner {
     servers: RefCell<BTreeMap<String, Server>>,
     hosts: Cell<usize>,
     sentinels: RefCell<BTreeMap<String, Sentinel>>,
+    courier: Arc<Courier>,
 }
 
 /// One way through a link.
@@ -102,13 +104,16 @@ impl Network {
     /// Use it within a [`tokio::task::LocalSet`], as [`run`](crate::run) does.
     pub fn new(seed: u64) -> Self {
         moments::set_observer(None);
+        let courier = Arc::<Courier>::default();
         let inner = Inner {
             chance: Chance::of(seed),
             started: Instant::now(),
             servers: RefCell::default(),
             hosts: Cell::default(),
             sentinels: RefCell::default(),
+            courier: Arc::clone(&courier),
         };
+        spawn_local(async move { courier.run().await });
         Self {
             inner: Rc::new(inner),
         }
@@ -159,20 +164,20 @@ impl Network {
     /// A host on which a client can run.
     pub fn host(&self) -> Host {
         let (calls, requests) = mpsc::unbounded_channel();
-        let courier = Courier::of(self.inner.chance.seed());
+        let courier = Arc::clone(&self.inner.courier);
+        courier.add_host(self.inner.chance.seed());
         let number = self.inner.hosts.get();
         self.inner.hosts.set(number.saturating_add(1));
         let inner = Rc::new(HostInner {
             number,
             network: Rc::clone(&self.inner),
             links: RefCell::default(),
-            courier: Arc::clone(&courier),
+            courier,
             process: Arc::default(),
             is_dead: Cell::new(false),
             dials: Cell::new(0),
         });
         spawn_local(Rc::clone(&inner).connect_all(requests));
-        spawn_local(async move { courier.run().await });
         Host { inner, calls }
     }
 }
@@ -230,7 +235,7 @@ impl Host {
 
     /// From now on each direction of a link delays its bytes by up to this time.
     pub fn set_latency(&self, longest: Duration) {
-        self.inner.courier.set_latency(longest);
+        self.inner.courier.set_latency(self.inner.number, longest);
     }
 
     /// Cuts one direction of the link to this server.
@@ -501,7 +506,7 @@ impl HostInner {
         // Otherwise a client that retries at once would do so for ever: no time would go by.
         sleep(Duration::from_millis(1)).await;
         for direction in [Direction::ToServer, Direction::ToHost] {
-            sleep(self.courier.delay()).await;
+            sleep(self.courier.delay(self.number)).await;
             link.passed.set(link.passed.get().wrapping_add(1));
             link.gate(direction).is_open().await;
         }

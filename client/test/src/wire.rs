@@ -1,7 +1,6 @@
 //! One connection in memory: its two ends, and in each direction the bytes in flight and arrived.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,9 +9,9 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
+use crate::courier::Courier;
 use crate::moments::{self, ConnectionId, Moment};
 use crate::network::Direction;
 
@@ -24,6 +23,8 @@ struct Way {
     arrived: BytesMut,
     /// The reader is told, after the bytes that have arrived, that the connection has ended.
     is_over: bool,
+    /// It is told so too when it writes.
+    is_broken: bool,
     /// Bytes that are sent are lost.
     is_lost: bool,
     cut: Cut,
@@ -61,7 +62,11 @@ impl Way {
     fn arrives(&mut self, bytes: &[u8]) {
         self.count_change();
         self.arrived.extend_from_slice(bytes);
-        self.is_over |= bytes.is_empty();
+        if bytes.is_empty() {
+            self.is_over = true;
+            // News that the connection has ended is all that arrives where all is lost.
+            self.is_broken = self.is_lost;
+        }
         self.wake();
     }
 
@@ -99,7 +104,7 @@ struct Ways {
     to_server: Way,
     to_host: Way,
     /// It has ended, and both ends hear of it.
-    is_broken: bool,
+    has_ended: bool,
     /// How many of its ends were closed.
     closed: u8,
 }
@@ -113,9 +118,9 @@ impl Ways {
     }
 }
 
-/// How long it takes until an end of a connection is heard. What happens meanwhile in the same
-/// moment comes first, in whatever order.
-const NEWS: Duration = Duration::from_millis(1);
+/// How long it takes until the end of a connection is heard: what happens in the same moment comes
+/// first, in whatever order. Messages take whole microseconds, so that none is due at that time.
+const NEWS: Duration = Duration::from_nanos(999_500);
 
 impl Wire {
     pub(crate) fn of(id: ConnectionId) -> Self {
@@ -134,10 +139,15 @@ impl Wire {
         self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What is due in this direction by now arrives.
+    pub(crate) fn deliver(&self, direction: Direction, now: Instant) {
+        self.ways().of(direction).deliver(now);
+    }
+
     /// Whether an end of it is still open.
     pub(crate) fn is_open(&self) -> bool {
         let ways = self.ways();
-        !ways.is_broken && ways.closed < 2
+        !ways.has_ended && ways.closed < 2
     }
 
     /// Cuts one direction of this connection.
@@ -163,7 +173,7 @@ impl Wire {
     /// It ends: bytes in flight are lost, and both ends hear of it, also if the link is cut.
     pub(crate) fn end(self: &Arc<Self>, courier: &Courier) {
         let mut ways = self.ways();
-        ways.is_broken = true;
+        ways.has_ended = true;
         for direction in Direction::BOTH {
             let way = ways.of(direction);
             way.lose(Instant::now());
@@ -232,7 +242,7 @@ impl End {
 
     fn send(&self, bytes: &[u8]) -> io::Result<()> {
         let mut ways = self.wire.ways();
-        if ways.is_broken && ways.of(self.to.back()).is_over {
+        if ways.of(self.to.back()).is_broken {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         let way = ways.of(self.to);
@@ -240,9 +250,9 @@ impl End {
             return Ok(());
         }
         way.count_change();
-        let now = Instant::now();
+        let (now, delay) = (Instant::now(), self.courier.delay(self.id().host));
         let earliest = way.in_flight.back().map_or(now, |(due, _)| *due);
-        let due = earliest.max(now.checked_add(self.courier.delay()).unwrap_or(now));
+        let due = earliest.max(now.checked_add(delay).unwrap_or(now));
         way.in_flight.push_back((due, bytes.to_vec()));
         if due <= now {
             way.deliver(now);
@@ -308,137 +318,5 @@ impl Drop for End {
         let back = ways.of(self.to.back());
         back.count_change();
         back.is_lost = true;
-    }
-}
-
-/// Lets what a host and its peers send each other arrive when it is due.
-#[derive(Debug)]
-pub(crate) struct Courier {
-    inner: Mutex<Round>,
-    /// Something is due before the time that is waited for.
-    sooner: Notify,
-}
-
-#[derive(Debug)]
-struct Round {
-    chance: fastrand::Rng,
-    latency: Duration,
-    expected: BinaryHeap<Reverse<Expected>>,
-    /// Numbers the sends: bytes that are due at the same time arrive in the order of sending.
-    count: u64,
-}
-
-#[derive(Debug)]
-struct Expected {
-    at: (Instant, u64),
-    wire: Arc<Wire>,
-    direction: Direction,
-}
-
-impl PartialEq for Expected {
-    fn eq(&self, other: &Self) -> bool {
-        self.at == other.at
-    }
-}
-
-impl Eq for Expected {}
-
-impl PartialOrd for Expected {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Expected {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.at.cmp(&other.at)
-    }
-}
-
-impl Courier {
-    pub(crate) fn of(seed: u64) -> Arc<Self> {
-        let inner = Mutex::new(Round {
-            chance: fastrand::Rng::with_seed(seed),
-            latency: Duration::ZERO,
-            expected: BinaryHeap::new(),
-            count: 0,
-        });
-        let sooner = Notify::new();
-        Arc::new(Self { inner, sooner })
-    }
-
-    fn round(&self) -> MutexGuard<'_, Round> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn set_latency(&self, longest: Duration) {
-        self.round().latency = longest;
-    }
-
-    /// How long something is in flight.
-    pub(crate) fn delay(&self) -> Duration {
-        let round = &mut *self.round();
-        let longest = u64::try_from(round.latency.as_micros()).unwrap_or(u64::MAX);
-        match longest {
-            0 => Duration::ZERO,
-            _ => Duration::from_micros(round.chance.u64(..=longest)),
-        }
-    }
-
-    fn expect(&self, due: Instant, wire: &Arc<Wire>, direction: Direction) {
-        let mut round = self.round();
-        round.count = round.count.saturating_add(1);
-        let first = round.expected.peek().map(|Reverse(first)| first.at.0);
-        let at = (due, round.count);
-        let wire = Arc::clone(wire);
-        round.expected.push(Reverse(Expected {
-            at,
-            wire,
-            direction,
-        }));
-        if first.is_none_or(|first| due < first) {
-            self.sooner.notify_one();
-        }
-    }
-
-    /// Until it is dropped.
-    pub(crate) async fn run(&self) {
-        loop {
-            let first = self
-                .round()
-                .expected
-                .peek()
-                .map(|Reverse(first)| first.at.0);
-            let due = async {
-                match first {
-                    Some(due) => sleep_until(due).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                () = self.sooner.notified() => continue,
-                () = due => {}
-            }
-            self.deliver(Instant::now());
-        }
-    }
-
-    fn deliver(&self, now: Instant) {
-        loop {
-            let mut round = self.round();
-            if round
-                .expected
-                .peek()
-                .is_none_or(|Reverse(first)| first.at.0 > now)
-            {
-                return;
-            }
-            let first = round.expected.pop();
-            drop(round);
-            if let Some(Reverse(first)) = first {
-                first.wire.ways().of(first.direction).deliver(now);
-            }
-        }
     }
 }

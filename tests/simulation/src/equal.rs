@@ -2,13 +2,12 @@
 //! earlier step, are indeed as that one.
 
 use std::collections::BTreeMap;
-use std::hash::Hasher;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rlock_simulation::every::{self, Coming};
-use rlock_simulation::judge::Report;
+use rlock_simulation::judge::{Digest, Report};
 use rlock_simulation::run::{digested, with_steps};
 use rlock_simulation::schedule::{Fault, Schedule};
 
@@ -24,7 +23,8 @@ pub(crate) fn compare(programs: &[Program], every: usize) -> ExitCode {
     let pairs = sample.map(|unit| (unit.program, Some(*unit)));
     let singles = (0..programs.len()).map(|program| (program, None));
     let all: Vec<_> = singles.chain(pairs).collect();
-    let (compared, differ) = (AtomicU64::new(0), Mutex::new(BTreeMap::new()));
+    let [compared, in_other_order] = [0, 0].map(AtomicU64::new);
+    let differ = Mutex::new(BTreeMap::new());
     by_all_processors(&all, |_, (program, first)| {
         let program = &programs[*program];
         let schedule = schedule(program, *first);
@@ -38,31 +38,38 @@ pub(crate) fn compare(programs: &[Program], every: usize) -> ExitCode {
             let fault = program.faults[coming.fault].fault;
             let [earlier, left_out] =
                 [before, coming.step].map(|step| with_fault(&schedule, &report, step, fault));
-            let mut are_equal = digest(&earlier) == digest(&left_out);
+            let mut all = vec![[&earlier, &left_out].map(digest)];
             if let Some((step, fault, report)) =
                 sampled.then(|| second(program, &earlier, coming)).flatten()
             {
                 // A pair that begins with one that is left out.
                 let [earlier, left_out] =
                     [earlier, left_out].map(|schedule| with_fault(&schedule, &report, step, fault));
-                compared.fetch_add(1, Ordering::Relaxed);
-                are_equal &= digest(&earlier) == digest(&left_out);
+                all.push([&earlier, &left_out].map(digest));
             }
-            compared.fetch_add(1, Ordering::Relaxed);
-            if !are_equal {
-                let kind = format!("{:?}", fault.kind);
-                let kind = kind.split([' ', '(']).next().unwrap_or_default();
-                *locked(&differ).entry(kind.to_owned()).or_insert(0_u32) += 1;
+            for [earlier, left_out] in all {
+                compared.fetch_add(1, Ordering::Relaxed);
+                if earlier.in_any_order != left_out.in_any_order {
+                    let kind = format!("{:?}", fault.kind);
+                    let kind = kind.split([' ', '(']).next().unwrap_or_default();
+                    *locked(&differ).entry(kind.to_owned()).or_insert(0_u32) += 1;
+                } else if earlier != left_out {
+                    in_other_order.fetch_add(1, Ordering::Relaxed);
+                }
             }
         }
     });
-    let (compared, differ) = (compared.into_inner(), locked(&differ));
-    println!("{compared} faults that are left out were compared; those that differ: {differ:?}");
+    let [compared, in_other_order] = [compared, in_other_order].map(AtomicU64::into_inner);
+    let differ = locked(&differ);
+    println!(
+        "{compared} faults that are left out were compared; those that differ: {differ:?}; with another order in one \
+         moment alone: {in_other_order}"
+    );
     ExitCode::from(u8::from(programs.is_empty() || !differ.is_empty()))
 }
 
-fn digest(schedule: &Schedule) -> u64 {
-    digested(schedule).digest.finish()
+fn digest(schedule: &Schedule) -> Digest {
+    digested(schedule).digest
 }
 
 /// One of the faults that may come after one that is left out, with the run that it comes in.

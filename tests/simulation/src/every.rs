@@ -166,9 +166,13 @@ impl Possible {
         match (self.strikes, self.fault.kind) {
             (Strikes::Client(client), _) => found.adds([*clients.get(client)?]),
             (Strikes::Server, FaultKind::Pause(_)) => found.adds([servers.get(at)?.0]),
-            // The server also reads the clock when nothing changes.
-            (Strikes::Server, FaultKind::StepClock(_)) => return None,
-            (Strikes::Server, _) => found.adds([servers.get(at)?.1]),
+            (Strikes::Server, kind) => {
+                if matches!(kind, FaultKind::StepClock(_)) {
+                    // It reads the clock also when nothing changes.
+                    return None;
+                }
+                found.adds([servers.get(at)?.1]);
+            }
             (Strikes::Servers, _) => found.adds(servers.iter().map(|(_, changes)| *changes)),
             (Strikes::Link(client), kind) => {
                 if matches!(kind, FaultKind::Cut { .. }) {
