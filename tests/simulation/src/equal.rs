@@ -61,10 +61,8 @@ pub(crate) fn compare(programs: &[Program], every: usize) -> ExitCode {
     });
     let [compared, in_other_order] = [compared, in_other_order].map(AtomicU64::into_inner);
     let differ = locked(&differ);
-    println!(
-        "{compared} faults that are left out were compared; those that differ: {differ:?}; with another order in one \
-         moment alone: {in_other_order}"
-    );
+    println!("{compared} faults that are left out were compared; those that differ: {differ:?}");
+    println!("in {in_other_order}, the events of one moment come in another order");
     ExitCode::from(u8::from(programs.is_empty() || !differ.is_empty()))
 }
 
