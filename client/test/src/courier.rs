@@ -1,4 +1,4 @@
-//! What brings messages to their ends.
+//! Delivery of messages to the ends of connections.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::network::Direction;
 use crate::wire::Wire;
 
-/// One for all hosts: what is due at one time arrives in one order.
+/// One courier for all hosts: messages that are due at the same time arrive in one order.
 #[derive(Debug, Default)]
 pub(crate) struct Courier {
     inner: Mutex<Round>,

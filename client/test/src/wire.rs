@@ -139,7 +139,7 @@ impl Wire {
         self.ways.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is due in this direction by now arrives.
+    /// The bytes that are due in this direction by now arrive.
     pub(crate) fn deliver(&self, direction: Direction, now: Instant) {
         self.ways().of(direction).deliver(now);
     }

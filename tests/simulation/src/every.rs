@@ -18,7 +18,7 @@ pub struct Possible {
     strikes: Strikes,
 }
 
-/// What a fault finds at a step.
+/// The state that a fault strikes at a step.
 #[derive(Clone, Debug, PartialEq)]
 struct Found {
     at: Duration,

@@ -44,7 +44,7 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digest {
     in_order: u64,
-    /// Whatever is first in a moment.
+    /// The same for every order of the events of one moment.
     pub in_any_order: u64,
 }
 
