@@ -248,8 +248,7 @@ impl Host {
     pub fn cut_one(&self, address: &str, number: usize, direction: Direction) -> Option<CutOne> {
         let wire = self.inner.link(address).wire(number)?;
         wire.cut(direction);
-        let courier = Arc::clone(&self.inner.courier);
-        Some(CutOne { wire, courier })
+        Some(CutOne { wire })
     }
 
     /// The number by which [`cut_one`](Self::cut_one) finds this connection of the host now, if it
@@ -266,9 +265,10 @@ impl Host {
     }
 
     /// Of each open connection to the server at this address, in their order, its number, and how
-    /// often its direction to the server and that to the host were changed: bytes were sent or
+    /// often its direction to the server and that to the host were used: bytes were sent or
     /// arrived, or it was cut, mended or ended. And how often the link was used to open a
-    /// connection, cut, or mended. Between two moments of the same count nothing has changed.
+    /// connection, cut, or mended. Between two moments of the same count a fault there finds the
+    /// same.
     pub fn connections_used(&self, address: &str) -> (Vec<(usize, [u64; 2])>, u64) {
         let link = self.inner.link(address);
         let wires = link.open_wires();
@@ -289,13 +289,13 @@ impl Host {
 
     /// Ends all connections to this server. Both ends are told, and the bytes in flight are lost.
     pub fn reset(&self, address: &str) {
-        self.inner.link(address).end_all(&self.inner.courier);
+        self.inner.link(address).end_all();
     }
 
     /// Ends one connection to this server; of several that are open, by its number in their order.
     pub fn reset_one(&self, address: &str, number: usize) {
         if let Some(wire) = self.inner.link(address).wire(number) {
-            wire.end(&self.inner.courier);
+            wire.end();
         }
     }
 
@@ -304,10 +304,9 @@ impl Host {
     /// peer does not answer; the host has to notice it by the replies that are missing.
     pub fn half_open(&self, address: &str, number: usize, told: Direction) {
         if let Some(wire) = self.inner.link(address).wire(number) {
-            let courier = &self.inner.courier;
-            wire.end_for(told, courier);
+            wire.end_for(told);
             if told == Direction::ToHost {
-                wire.tell(Direction::ToServer, KEEPALIVE, courier);
+                wire.tell(Direction::ToServer, KEEPALIVE);
             }
         }
     }
@@ -323,7 +322,7 @@ impl Host {
         self.inner.is_dead.set(true);
         self.pause();
         for link in self.inner.links.borrow().values() {
-            link.end_all(&self.inner.courier);
+            link.end_all();
         }
     }
 }
@@ -371,7 +370,6 @@ impl test_util::Process for Process {
 #[derive(Debug)]
 pub struct CutOne {
     wire: Arc<Wire>,
-    courier: Arc<Courier>,
 }
 
 impl CutOne {
@@ -380,7 +378,7 @@ impl CutOne {
         if arrives {
             self.wire.mend();
         } else {
-            self.wire.end(&self.courier);
+            self.wire.end();
         }
     }
 }
@@ -415,8 +413,8 @@ struct Link {
     wires: RefCell<Vec<Arc<Wire>>>,
     /// How many were opened so far.
     opened: Cell<usize>,
-    /// How often something was about to pass it that is not on a connection yet, and how often it
-    /// was cut and mended.
+    /// How often something was about to pass it that is not on a connection yet, or had passed, and
+    /// how often it was cut and mended.
     passed: Cell<u64>,
 }
 
@@ -440,9 +438,13 @@ impl Link {
         }
     }
 
+    fn count_pass(&self) {
+        self.passed.set(self.passed.get().wrapping_add(1));
+    }
+
     /// Cuts a direction, or mends it.
     fn set(&self, direction: Direction, is_cut: bool) {
-        self.passed.set(self.passed.get().wrapping_add(1));
+        self.count_pass();
         self.gate(direction).0.send_replace(is_cut);
         for wire in self.open_wires() {
             wire.set_link(direction, is_cut);
@@ -461,9 +463,9 @@ impl Link {
         wires.get(number).cloned()
     }
 
-    fn end_all(&self, courier: &Courier) {
+    fn end_all(&self) {
         for wire in self.open_wires() {
-            wire.end(courier);
+            wire.end();
         }
     }
 
@@ -507,8 +509,9 @@ impl HostInner {
         sleep(Duration::from_millis(1)).await;
         for direction in [Direction::ToServer, Direction::ToHost] {
             sleep(self.courier.delay(self.number)).await;
-            link.passed.set(link.passed.get().wrapping_add(1));
+            link.count_pass();
             link.gate(direction).is_open().await;
+            link.count_pass();
         }
         if call.reply.is_closed() {
             return;

@@ -350,6 +350,7 @@ impl Server {
 
     /// Whether its process is there and does not stand still.
     pub fn is_running(&self) -> bool {
+        self.inner.count_turn();
         self.is_up() && *self.inner.running.borrow()
     }
 
@@ -406,9 +407,14 @@ impl Server {
 }
 
 impl Inner {
+    /// It is asked whether it runs.
+    fn count_turn(&self) {
+        self.turns.set(self.turns.get().wrapping_add(1));
+    }
+
     /// It is changed from outside.
     fn count_change(&self) {
-        self.turns.set(self.turns.get().wrapping_add(1));
+        self.count_turn();
         self.changes.set(self.changes.get().wrapping_add(1));
     }
 
@@ -439,14 +445,14 @@ impl Inner {
     }
 
     async fn is_running(&self) {
-        self.turns.set(self.turns.get().wrapping_add(1));
+        self.count_turn();
         if *self.running.borrow() {
             return;
         }
         let mut running = self.running.subscribe();
         // The sender is `self`: there is no other end to this.
         let goes_on = running.wait_for(|running| {
-            self.turns.set(self.turns.get().wrapping_add(1));
+            self.count_turn();
             *running
         });
         let _ = goes_on.await;

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Instant;
+use tokio::task::{spawn_local, yield_now};
+use tokio::time::{Instant, sleep};
 
 use crate::courier::Courier;
 use crate::moments::{self, ConnectionId, Moment};
@@ -23,13 +24,11 @@ struct Way {
     arrived: BytesMut,
     /// The reader is told, after the bytes that have arrived, that the connection has ended.
     is_over: bool,
-    /// It is told so too when it writes.
-    is_broken: bool,
     /// Bytes that are sent are lost.
     is_lost: bool,
     cut: Cut,
     reader: Option<Waker>,
-    /// How often bytes were sent or arrived, or it was cut, mended or ended.
+    /// How often something was sent or arrived, or it was cut, mended or ended.
     changes: u64,
 }
 
@@ -62,11 +61,7 @@ impl Way {
     fn arrives(&mut self, bytes: &[u8]) {
         self.count_change();
         self.arrived.extend_from_slice(bytes);
-        if bytes.is_empty() {
-            self.is_over = true;
-            // News that the connection has ended is all that arrives where all is lost.
-            self.is_broken = self.is_lost;
-        }
+        self.is_over |= bytes.is_empty();
         self.wake();
     }
 
@@ -82,6 +77,12 @@ impl Way {
         self.deliver(now);
         self.in_flight.clear();
         self.is_lost = true;
+    }
+
+    fn end(&mut self) {
+        self.count_change();
+        self.is_over = true;
+        self.wake();
     }
 
     fn cut_or_mend(&mut self, change: impl FnOnce(&mut Cut)) {
@@ -103,7 +104,7 @@ pub(crate) struct Wire {
 struct Ways {
     to_server: Way,
     to_host: Way,
-    /// It has ended, and both ends hear of it.
+    /// It has ended for both ends.
     has_ended: bool,
     /// How many of its ends were closed.
     closed: u8,
@@ -118,9 +119,12 @@ impl Ways {
     }
 }
 
-/// How long it takes until the end of a connection is heard: what happens in the same moment comes
-/// first, in whatever order. Messages take whole microseconds, so that none is due at that time.
-const NEWS: Duration = Duration::from_nanos(999_500);
+/// How long it takes until the end of a connection is heard.
+const NEWS: Duration = Duration::from_millis(1);
+
+/// It is heard after this many turns of all tasks: the other work of that moment comes first, in
+/// whatever order the timers were set that began it.
+const TURNS: u32 = 64;
 
 impl Wire {
     pub(crate) fn of(id: ConnectionId) -> Self {
@@ -170,39 +174,40 @@ impl Wire {
         }
     }
 
-    /// It ends: bytes in flight are lost, and both ends hear of it, also if the link is cut.
-    pub(crate) fn end(self: &Arc<Self>, courier: &Courier) {
-        let mut ways = self.ways();
-        ways.has_ended = true;
+    /// It ends: bytes in flight are lost, nothing can be sent any more, and both ends hear of it.
+    pub(crate) fn end(self: &Arc<Self>) {
+        self.lose();
+        self.ways().has_ended = true;
         for direction in Direction::BOTH {
-            let way = ways.of(direction);
-            way.lose(Instant::now());
-            way.cut = Cut::default();
-        }
-        drop(ways);
-        for direction in Direction::BOTH {
-            self.tell(direction, NEWS, courier);
+            self.tell(direction, NEWS);
         }
     }
 
-    /// Bytes in flight are lost, and only the reader of this direction hears that it has ended.
-    pub(crate) fn end_for(self: &Arc<Self>, direction: Direction, courier: &Courier) {
+    /// Bytes in flight and all that is sent are lost, and only the reader of this direction hears
+    /// that it has ended.
+    pub(crate) fn end_for(self: &Arc<Self>, direction: Direction) {
+        self.lose();
+        self.tell(direction, NEWS);
+    }
+
+    fn lose(&self) {
         let mut ways = self.ways();
         for direction in Direction::BOTH {
             ways.of(direction).lose(Instant::now());
         }
-        drop(ways);
-        self.tell(direction, NEWS, courier);
     }
 
-    /// The reader of this direction, in which all is lost, hears after this time that the
-    /// connection has ended.
-    pub(crate) fn tell(self: &Arc<Self>, direction: Direction, after: Duration, courier: &Courier) {
-        let now = Instant::now();
-        let due = now.checked_add(after).unwrap_or(now);
-        let mut ways = self.ways();
-        ways.of(direction).in_flight.push_back((due, Vec::new()));
-        courier.expect(due, self, direction);
+    /// The reader of this direction hears after this time that the connection has ended, also if
+    /// it is cut.
+    pub(crate) fn tell(self: &Arc<Self>, direction: Direction, after: Duration) {
+        let wire = Arc::clone(self);
+        spawn_local(async move {
+            sleep(after).await;
+            for _ in 0..TURNS {
+                yield_now().await;
+            }
+            wire.ways().of(direction).end();
+        });
     }
 }
 
@@ -242,14 +247,15 @@ impl End {
 
     fn send(&self, bytes: &[u8]) -> io::Result<()> {
         let mut ways = self.wire.ways();
-        if ways.of(self.to.back()).is_broken {
+        let has_ended = ways.has_ended;
+        let way = ways.of(self.to);
+        way.count_change();
+        if has_ended {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        let way = ways.of(self.to);
         if way.is_lost {
             return Ok(());
         }
-        way.count_change();
         let (now, delay) = (Instant::now(), self.courier.delay(self.id().host));
         let earliest = way.in_flight.back().map_or(now, |(due, _)| *due);
         let due = earliest.max(now.checked_add(delay).unwrap_or(now));

@@ -15,26 +15,27 @@ use crate::exhaust::{Program, Unit, by_all_processors, mixed, units, with_fault}
 use crate::locked;
 
 /// Compares the whole run with each fault that is left out with that of the one in whose place it
-/// stands: of all singles, and if `every` is not 1, of the pairs that begin with one in `every`
-/// singles, and of one pair that begins with each single that is left out.
+/// stands: of all singles, and if `every` is not 1, of one in `every` second faults after each
+/// single, and of one pair that begins with each single that is left out.
 pub(crate) fn compare(programs: &[Program], every: usize) -> ExitCode {
     let units = mixed(&units(programs));
-    let sample = units.iter().step_by(every).filter(|_| every > 1);
+    let sample = units.iter().filter(|_| every > 1);
     let pairs = sample.map(|unit| (unit.program, Some(*unit)));
     let singles = (0..programs.len()).map(|program| (program, None));
     let all: Vec<_> = singles.chain(pairs).collect();
     let [compared, in_other_order] = [0, 0].map(AtomicU64::new);
     let differ = Mutex::new(BTreeMap::new());
-    by_all_processors(&all, |_, (program, first)| {
+    by_all_processors(&all, |place, (program, first)| {
         let program = &programs[*program];
         let schedule = schedule(program, *first);
         let report = with_steps(&schedule);
         let after = first.map(|unit| (unit.step, unit.fault));
         let sampled = every > 1 && first.is_none();
-        for coming in every::coming(&program.faults, &report.steps, after) {
-            let Some(before) = coming.is_as_at else {
-                continue;
-            };
+        let coming = every::coming(&program.faults, &report.steps, after).into_iter();
+        let left_out = coming.filter_map(|coming| Some((coming.is_as_at?, coming)));
+        // Each unit has others in the sample.
+        let (from, one_in) = first.map_or((0, 1), |_| (place % every, every));
+        for (before, coming) in left_out.skip(from).step_by(one_in) {
             let fault = program.faults[coming.fault].fault;
             let [earlier, left_out] =
                 [before, coming.step].map(|step| with_fault(&schedule, &report, step, fault));

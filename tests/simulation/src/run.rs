@@ -14,7 +14,7 @@ use crate::judge::{Judge, Report, limit_name, name};
 use crate::nodes::Nodes;
 use crate::permits::{SetLimit, semaphores};
 use crate::schedule::{self, Fault, FaultKind, Owning, Schedule};
-use crate::sentinels::{self, SERVICE, Service, server_address as address};
+use crate::sentinels::{self, SERVICE, Service, sentinel_address, server_address as address};
 use crate::steps::{self, Place, Uses};
 use crate::stops::StopKind;
 use crate::task::{AnyClient, Task};
@@ -455,7 +455,11 @@ impl World {
             Place::Poll(_) => None,
         };
         let hosts = || clients.iter().map(|process| &process.host);
-        let addresses: Vec<_> = (0..self.servers.len()).map(address).collect();
+        let sentinels = self.schedule.watched.map_or(0, |of| of.sentinels);
+        let servers = (0..self.servers.len()).map(address);
+        let addresses: Vec<_> = servers
+            .chain((0..sentinels).map(sentinel_address))
+            .collect();
         let links = hosts().map(|host| {
             let addresses = addresses.iter();
             addresses.map(|at| host.connections_used(at)).collect()

@@ -121,7 +121,7 @@ pub(crate) fn server_address(server: usize) -> String {
     format!("server-{server}:6379")
 }
 
-fn sentinel_address(sentinel: usize) -> String {
+pub(crate) fn sentinel_address(sentinel: usize) -> String {
     format!("sentinel-{sentinel}:26379")
 }
 

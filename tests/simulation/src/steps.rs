@@ -40,7 +40,7 @@ pub(crate) struct Uses {
     pub(crate) open: Option<usize>,
     /// Each client.
     pub(crate) clients: Vec<u64>,
-    /// For each client, its link to each server.
+    /// For each client, its link to each server, and then to each sentinel.
     pub(crate) links: Vec<Vec<LinkUses>>,
     /// Each server: asked whether it runs, and changed.
     pub(crate) servers: Vec<(u64, u64)>,

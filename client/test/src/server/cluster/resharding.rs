@@ -29,6 +29,7 @@ impl Cluster {
         }
         let know = BTreeSet::new();
         on_their_way.insert(slot, OnItsWay { from, to, know });
+        self.node(from).inner.count_change();
         let cluster = self.clone();
         Some(Resharding {
             cluster,
@@ -93,6 +94,7 @@ impl Resharding {
             return true;
         };
         way.know.insert(node);
+        self.cluster.node(node).inner.count_change();
         if way.know.len() == self.cluster.nodes.borrow().len() {
             on_their_way.remove(&self.slot);
             let mut nodes = slots.nodes.borrow_mut();
