@@ -1,6 +1,7 @@
 //! The client at the server in memory.
 
 mod cluster; // slots that move, and nodes that are replaced
+mod ends; // connections that end
 mod failover; // replicas that lag, and sentinels
 mod guarded; // commands that are run under a lock
 mod kept; // locks that stay at the client

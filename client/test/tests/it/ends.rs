@@ -1,0 +1,70 @@
+//! Connections that end.
+
+use std::time::Duration;
+
+use rlock_client::test_util::{Dial, Stream};
+use rlock_test::{Direction, Host, Network};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+const ADDRESS: &str = "locks:6379";
+
+/// Whether the host hears within a second that its connection has ended.
+async fn hears(stream: &mut Box<dyn Stream>) -> bool {
+    let read = timeout(Duration::from_secs(1), stream.read(&mut [0; 1])).await;
+    read.is_ok_and(|read| read.unwrap() == 0)
+}
+
+/// A host with one connection.
+async fn connected(network: &Network) -> (Host, Box<dyn Stream>) {
+    let host = network.host();
+    let stream = host.dial().dial(ADDRESS).await.unwrap();
+    (host, stream)
+}
+
+/// Two faults at one moment: the second must not take away what the first has told.
+#[test]
+fn a_connection_that_is_half_open_either_way_ends_for_both() {
+    for told in [Direction::ToHost, Direction::ToServer] {
+        rlock_test::run(1, async |network| {
+            let _server = network.server(ADDRESS);
+            let (host, mut stream) = connected(&network).await;
+            let other = match told {
+                Direction::ToHost => Direction::ToServer,
+                Direction::ToServer => Direction::ToHost,
+            };
+            host.half_open(ADDRESS, 0, told);
+            host.half_open(ADDRESS, 0, other);
+            assert!(hears(&mut stream).await, "first {told:?}");
+        });
+    }
+}
+
+#[test]
+fn the_end_of_a_connection_is_heard_through_a_cut() {
+    rlock_test::run(1, async |network| {
+        let _server = network.server(ADDRESS);
+        let (host, mut reset) = connected(&network).await;
+        host.cut(ADDRESS, Direction::ToHost);
+        host.reset(ADDRESS);
+        assert!(hears(&mut reset).await);
+        host.mend(ADDRESS);
+
+        let (host, mut half_open) = connected(&network).await;
+        host.half_open(ADDRESS, 0, Direction::ToHost);
+        host.cut(ADDRESS, Direction::ToHost);
+        assert!(hears(&mut half_open).await);
+    });
+}
+
+/// As with a RST: who writes may learn of it before who reads.
+#[test]
+fn a_write_on_a_connection_that_has_ended_fails_at_once() {
+    rlock_test::run(1, async |network| {
+        let _server = network.server(ADDRESS);
+        let (host, mut stream) = connected(&network).await;
+        host.reset_one(ADDRESS, 0);
+        assert!(stream.write_all(b"PING\r\n").await.is_err());
+        assert!(hears(&mut stream).await);
+    });
+}
