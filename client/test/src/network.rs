@@ -287,8 +287,8 @@ impl Host {
         }
     }
 
-    /// Ends all connections to this server. Both ends are told, also through a cut, and the bytes in
-    /// flight are lost.
+    /// Ends all connections to this server. Both ends are told, also through a cut, and the bytes
+    /// in flight are lost.
     pub fn reset(&self, address: &str) {
         self.inner.link(address).end_all();
     }

@@ -57,7 +57,7 @@ fn the_end_of_a_connection_is_heard_through_a_cut() {
     });
 }
 
-/// As with a RST: who writes may learn of it before who reads.
+/// As with a RST: the writer may learn of it before the reader.
 #[test]
 fn a_write_on_a_connection_that_has_ended_fails_at_once() {
     rlock_test::run(1, async |network| {
