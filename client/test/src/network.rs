@@ -101,7 +101,7 @@ impl Inner {
 impl Network {
     /// A network without servers. The seed decides all that is left to chance in it.
     ///
-    /// Use it within a [`tokio::task::LocalSet`], as [`run`](crate::run) does.
+    /// Use it within a [`tokio::task::LocalSet`] that is entered, as [`run`](crate::run) does.
     pub fn new(seed: u64) -> Self {
         moments::set_observer(None);
         let courier = Arc::<Courier>::default();

@@ -3,7 +3,7 @@
 mod cluster;
 mod replica;
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::pin::pin;
@@ -272,10 +272,15 @@ impl Server {
         commands::run_id((self.inner.id, self.inner.lives.get()))
     }
 
+    /// Who looks at keys removes those whose time is over.
+    fn look(&self) -> (RefMut<'_, Engine>, Now) {
+        self.inner.count_change();
+        (self.inner.engine.borrow_mut(), self.inner.now())
+    }
+
     /// The owners who hold this lock now.
     pub fn holders(&self, name: &str) -> Vec<String> {
-        let now = self.inner.now();
-        let mut engine = self.inner.engine.borrow_mut();
+        let (mut engine, now) = self.look();
         let holders = engine.holders(0, name.as_bytes(), now);
         let holders = holders.iter().map(|of| String::from_utf8_lossy(of).into());
         holders.collect()
@@ -283,15 +288,13 @@ impl Server {
 
     /// How often this owner holds this lock, in whatever mode.
     pub fn count(&self, name: &str, owner: &str) -> u64 {
-        let now = self.inner.now();
-        let mut engine = self.inner.engine.borrow_mut();
+        let (mut engine, now) = self.look();
         engine.count(0, name.as_bytes(), owner.as_bytes(), now)
     }
 
     /// How long the lease of this lock lasts yet; of several readers the longest.
     pub fn lease_left(&self, name: &str) -> Option<Duration> {
-        let now = self.inner.now();
-        let mut engine = self.inner.engine.borrow_mut();
+        let (mut engine, now) = self.look();
         let left = engine.lease_left_ms(0, name.as_bytes(), now)?;
         Some(Duration::from_millis(left.unsigned_abs()))
     }
@@ -311,8 +314,7 @@ impl Server {
 
     /// How many keys, waiters, sessions and holds it has.
     pub fn contents(&self) -> Contents {
-        let now = self.inner.now();
-        let mut engine = self.inner.engine.borrow_mut();
+        let (mut engine, now) = self.look();
         engine.expire(now);
         let Gauges {
             waiters,

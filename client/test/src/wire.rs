@@ -123,7 +123,8 @@ impl Ways {
 const NEWS: Duration = Duration::from_millis(1);
 
 /// It is heard after this many turns of all tasks: the other work of that moment comes first, in
-/// whatever order the timers were set that began it.
+/// whatever order the timers were set that began it. Even, since each turn reverses the order of
+/// those who wait for the next.
 const TURNS: u32 = 64;
 
 impl Wire {

@@ -189,7 +189,7 @@ impl Possible {
                 let servers = 0..links.len();
                 found.connections = servers.flat_map(|at| all.connections(step, at)).collect();
             }
-            // Tasks are woken at once, and their order could differ.
+            // They change more at once than is counted.
             (
                 Strikes::Call | Strikes::Message { .. } | Strikes::ServerAndClients | Strikes::All,
                 _,

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
+use std::hash::{DefaultHasher, Hash};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -37,24 +37,7 @@ pub struct Report {
     /// The steps at which a fault may come.
     pub steps: Vec<Step>,
     /// If asked for: equal runs have equal ones.
-    pub digest: Digest,
-}
-
-/// A digest of all that happens in a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Digest {
-    in_order: u64,
-    /// The same for every order of the events of one moment.
-    pub in_any_order: u64,
-}
-
-impl Digest {
-    fn adds(&mut self, this: &impl Hash) {
-        let hasher = BuildHasherDefault::<DefaultHasher>::default();
-        let one = hasher.hash_one(this);
-        self.in_order = hasher.hash_one((self.in_order, one));
-        self.in_any_order = self.in_any_order.wrapping_add(one);
-    }
+    pub digest: DefaultHasher,
 }
 
 /// A guard of any kind.
@@ -423,7 +406,7 @@ impl Judge {
 
     /// Adds this to the digest.
     pub(crate) fn digests(&self, this: &impl Hash) {
-        self.report.borrow_mut().digest.adds(this);
+        this.hash(&mut self.report.borrow_mut().digest);
     }
 
     /// The run is over.
@@ -437,7 +420,7 @@ impl Judge {
             ..
         } = &mut *report;
         *lasted = self.started.elapsed();
-        digest.adds(&(violations, seen, lasted));
+        (violations, seen, lasted).hash(digest);
     }
 
     /// A name that nobody else has.

@@ -224,6 +224,7 @@ impl Inner {
                 self.arrives(copy.sent).await;
                 self.is_running().await;
                 self.replication.copied.set(copy.offset);
+                self.count_change();
                 self.engine.borrow_mut().copy(copy.keys);
                 let _ = has_copied.send((Instant::now(), copy.offset));
             }

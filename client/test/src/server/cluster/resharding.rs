@@ -54,8 +54,7 @@ impl Resharding {
     /// The keys that are still at the old node, those of readers' leases included.
     pub fn keys_left(&self) -> Vec<String> {
         let from = self.cluster.node(self.from);
-        let now = from.inner.now();
-        let mut engine = from.inner.engine.borrow_mut();
+        let (mut engine, now) = from.look();
         engine.expire(now);
         let keys = engine.keys().names_in(self.slot);
         let keys = keys.map(|key| String::from_utf8_lossy(key).into_owned());
