@@ -1,6 +1,7 @@
 //! Connections that end.
 
 use std::cell::Cell;
+use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -15,14 +16,14 @@ const ADDRESS: &str = "locks:6379";
 /// Whether the host hears within a second that its connection has ended.
 async fn hears(stream: &mut Box<dyn Stream>) -> bool {
     let read = timeout(Duration::from_secs(1), stream.read(&mut [0; 1])).await;
-    read.is_ok_and(|read| read.unwrap() == 0)
+    matches!(read, Ok(Ok(0)))
 }
 
 /// A host with one connection.
-async fn connected(network: &Network) -> (Host, Box<dyn Stream>) {
+async fn connected(network: &Network) -> io::Result<(Host, Box<dyn Stream>)> {
     let host = network.host();
-    let stream = host.dial().dial(ADDRESS).await.unwrap();
-    (host, stream)
+    let stream = host.dial().dial(ADDRESS).await?;
+    Ok((host, stream))
 }
 
 /// Two faults at one moment: the second must not take away what the first has told.
@@ -30,7 +31,7 @@ async fn connected(network: &Network) -> (Host, Box<dyn Stream>) {
 fn a_connection_that_is_half_open_twice_ends_for_the_host() {
     rlock_test::run(1, async |network| {
         let _server = network.server(ADDRESS);
-        let (host, mut stream) = connected(&network).await;
+        let (host, mut stream) = connected(&network).await.unwrap();
         host.half_open(ADDRESS, 0, Direction::ToHost);
         host.half_open(ADDRESS, 0, Direction::ToServer);
         assert!(hears(&mut stream).await);
@@ -42,7 +43,7 @@ fn a_connection_that_is_half_open_twice_ends_for_the_host() {
 fn the_end_of_a_connection_is_heard_after_the_work_of_that_moment() {
     rlock_test::run(1, async |network| {
         let _server = network.server(ADDRESS);
-        let (host, mut stream) = connected(&network).await;
+        let (host, mut stream) = connected(&network).await.unwrap();
         host.reset(ADDRESS);
         let is_done = Rc::new(Cell::new(false));
         let done = Rc::clone(&is_done);
@@ -62,13 +63,13 @@ fn the_end_of_a_connection_is_heard_after_the_work_of_that_moment() {
 fn the_end_of_a_connection_is_heard_through_a_cut() {
     rlock_test::run(1, async |network| {
         let _server = network.server(ADDRESS);
-        let (host, mut reset) = connected(&network).await;
+        let (host, mut reset) = connected(&network).await.unwrap();
         host.cut(ADDRESS, Direction::ToHost);
         host.reset(ADDRESS);
         assert!(hears(&mut reset).await);
         host.mend(ADDRESS);
 
-        let (host, mut half_open) = connected(&network).await;
+        let (host, mut half_open) = connected(&network).await.unwrap();
         host.half_open(ADDRESS, 0, Direction::ToHost);
         host.cut(ADDRESS, Direction::ToHost);
         assert!(hears(&mut half_open).await);
@@ -80,7 +81,7 @@ fn the_end_of_a_connection_is_heard_through_a_cut() {
 fn a_write_on_a_connection_that_has_ended_fails_at_once() {
     rlock_test::run(1, async |network| {
         let _server = network.server(ADDRESS);
-        let (host, mut stream) = connected(&network).await;
+        let (host, mut stream) = connected(&network).await.unwrap();
         host.reset_one(ADDRESS, 0);
         assert!(stream.write_all(b"PING\r\n").await.is_err());
         assert!(hears(&mut stream).await);
