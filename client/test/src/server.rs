@@ -272,7 +272,7 @@ impl Server {
         commands::run_id((self.inner.id, self.inner.lives.get()))
     }
 
-    /// Who looks at keys removes those whose time is over.
+    /// To look at keys, which removes those whose time is over.
     fn look(&self) -> (RefMut<'_, Engine>, Now) {
         self.inner.count_change();
         (self.inner.engine.borrow_mut(), self.inner.now())
