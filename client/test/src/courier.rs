@@ -67,7 +67,7 @@ impl Courier {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next host.
+    /// Adds the next host. Its delays follow from this seed.
     pub(crate) fn add_host(&self, seed: u64) {
         let chance = fastrand::Rng::with_seed(seed);
         let longest = Duration::ZERO;

@@ -174,13 +174,14 @@ impl Possible {
                 found.adds([servers.get(at)?.1]);
             }
             (Strikes::Servers, _) => found.adds(servers.iter().map(|(_, changes)| *changes)),
+            // Both ends hear later that it has ended, after the other work of that moment.
             (Strikes::Link(client), kind) => {
                 if matches!(kind, FaultKind::Cut { .. }) {
                     found.adds([links.get(client)?.get(at)?.1]);
                 }
                 found.connections = Part::of(kind)?.connections(step, at);
             }
-            // Servers hear of its end later.
+            // It stands still from now on, and servers hear later of its end.
             (Strikes::ClientAndServers(client), _) => {
                 let links = links.get(client)?;
                 found.adds([*clients.get(client)?]);

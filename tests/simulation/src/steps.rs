@@ -32,7 +32,7 @@ pub struct Step {
 pub(crate) type LinkUses = (Vec<(usize, [u64; 2])>, u64);
 
 /// How often each process, link and server was used before a step. If a count is the same at two
-/// steps, that thing has not changed between them.
+/// steps, a fault finds that thing as it was.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
     /// If the step is one of a message: the number of its connection among those that the host has

@@ -1,6 +1,7 @@
 //! A client or a server that stands still, as after SIGSTOP.
 
 use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -250,4 +251,27 @@ fn replies_are_heard_while_many_commands_are_handed_over() -> Result<(), Error> 
         drop(first);
         Ok(())
     })
+}
+
+#[test]
+fn a_process_that_has_died_does_nothing_more() {
+    rlock_test::run(1, async |network| {
+        let (host, turns) = (network.host(), Rc::new(Cell::new(0_u32)));
+        let counted = Rc::clone(&turns);
+        let part = host.run(async move {
+            loop {
+                sleep(Duration::from_millis(1)).await;
+                counted.set(counted.get() + 1);
+            }
+        });
+        spawn_local(part);
+        sleep(Duration::from_millis(10)).await;
+        host.kill();
+        let before = turns.get();
+        assert!(before > 0);
+        sleep(Duration::from_millis(10)).await;
+        host.resume();
+        sleep(Duration::from_millis(10)).await;
+        assert_eq!(turns.get(), before);
+    });
 }
