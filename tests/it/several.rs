@@ -703,6 +703,27 @@ fn once_keeps_the_place_of_the_same_set() {
     carol.read().held();
 }
 
+/// A client that has not heard the reply asks again. One of its locks was deleted meanwhile and is
+/// another's, so it waits beside its own hold of the other.
+#[test]
+fn a_wait_with_once_counts_no_hold_twice_and_all_have_one_token() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    let (_, unheard) = takes(&mut conn, "alice", "x y");
+    conn.run("DEL y");
+    conn.run("RLOCK.ACQUIRE y bob 60000").held();
+    let mut again = server.blocked_in(&format!("{} BLOCK 0 ONCE", macquire("alice", "x y")));
+    conn.let_go("y", "bob");
+    let (count, token) = again.read().held();
+    assert!(count == 1 && token > unheard, "{count}, {token}");
+    for name in ["x", "y"] {
+        assert_eq!(conn.run(format!("HGET {name} fence")), format!("t{token}"));
+        let release = format!("RLOCK.RELEASE {name} alice TOKEN {token}");
+        assert_eq!(conn.run(release), 0, "nothing of {name} is left");
+    }
+    assert_eq!(server.run("DBSIZE"), 0);
+}
+
 #[test]
 fn inside_multi_and_scripts_no_command_waits_and_hand_overs_happen() {
     let server = Server::start();

@@ -446,9 +446,9 @@ impl Link {
     /// Cuts a direction, or mends it.
     fn set(&self, direction: Direction, is_cut: bool) {
         self.count_pass();
-        // If the gate of a link that is cut already woke those who wait at it, each would draw a new
-        // place in line from tokio's chance, and the place of the fault among the work of its moment
-        // would matter to all later draws.
+        // If the gate of a link that is cut already woke those who wait at it, each would draw a
+        // new place in line from tokio's chance, and the place of the fault among the work of its
+        // moment would matter to all later draws.
         let gate = &self.gate(direction).0;
         gate.send_if_modified(|was_cut| std::mem::replace(was_cut, is_cut) != is_cut);
         for wire in self.open_wires() {

@@ -192,6 +192,7 @@ impl Decision<'_> {
         let entry = Entry {
             mode: waiter.mode,
             asked: waiter.asked,
+            once: waiter.once,
             waited: true,
             ..Entry::new(&of.owner, holder, waiter.lease, waiter.session)
         };

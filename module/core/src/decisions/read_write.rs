@@ -204,7 +204,7 @@ impl Decision<'_> {
                 let key_end = hash.write_end(lease_end).filter(|_| !keeps);
                 (key_end.or(hash.ends_at()), key_end)
             }
-            (_, Some(_)) if entry.once => {
+            (_, Some(_)) if entry.once && !entry.waited => {
                 self.set_timeout(&entry.holder, entered, token, lease_end);
                 (Some(lease_end), hash.key_end(Some(lease_end)))
             }
@@ -212,7 +212,7 @@ impl Decision<'_> {
                 let present = own.map(|own| self.lease_of(hash, &own));
                 let end = lease_end.max(present.unwrap_or(lease_end));
                 self.set_timeout(&entry.holder, entered, token, end);
-                if own.is_some() {
+                if own.is_some() && !entry.once {
                     self.delete_timeout(entry.holder.clone(), entered.saturating_sub(1));
                 }
                 (Some(end), hash.key_end_prolonged(end))

@@ -61,6 +61,8 @@ pub(crate) struct Newcomer<'a> {
     pub(crate) session: Option<SessionId>,
     /// Whether the session wants to be told, after the grant, when the lock is wanted.
     pub(crate) wanted: bool,
+    /// Whether the grant does not count a hold that its owner has already.
+    pub(crate) once: bool,
     /// The multi-wait that this is part of.
     pub(crate) multi: Option<MultiId>,
 }
@@ -78,6 +80,8 @@ pub(crate) struct Waiter {
     pub(crate) session: Option<SessionId>,
     /// Whether the session wants to be told, after the grant, when the lock is wanted.
     pub(crate) wanted: bool,
+    /// Whether the grant does not count a hold that its owner has already.
+    pub(crate) once: bool,
     /// When the wait began, monotonic, in milliseconds.
     pub(crate) since: i64,
     /// When the wait ends, monotonic, in milliseconds; none without limit.
@@ -669,6 +673,7 @@ impl LockTable {
             reply_to: newcomer.reply_to,
             session: newcomer.session,
             wanted: newcomer.wanted,
+            once: newcomer.once,
             since: now.mono_ms,
             wait_end: newcomer.wait.end(now),
             record: record_id,
@@ -716,6 +721,7 @@ impl LockTable {
         if let Some(waiter) = self.waiters.get_mut(id.0).must_exist() {
             waiter.lease = newcomer.lease;
             waiter.wanted = newcomer.wanted;
+            waiter.once = newcomer.once;
             waiter.reply_to = newcomer.reply_to;
             waiter.session = newcomer.session;
             let wait_end = newcomer.wait.end(now);
@@ -1044,6 +1050,7 @@ mod tests {
             },
             session: None,
             wanted: false,
+            once: false,
             multi: None,
         };
         table.join(lock, &newcomer, NOW).unwrap().0

@@ -170,9 +170,14 @@ impl Locks {
     /// The waiter that a command's caller becomes: on its blocked client, or for its session.
     fn newcomer<'a>(&self, turn: &Turn<'a>, client: Option<BlockedClient>) -> Option<Newcomer<'a>> {
         let command = turn.command?;
-        let (asked, lease, wait_mode, session, wanted) = match command {
-            Command::Acquire(of) => (of.asked, of.lease, of.wait_mode, of.session, of.wanted),
-            Command::MultiAcquire(of) => (None, of.lease, of.wait_mode, of.session, of.wanted),
+        let (asked, lease, wait_mode, session) = match command {
+            Command::Acquire(of) => (of.asked, of.lease, of.wait_mode, of.session),
+            Command::MultiAcquire(of) => (None, of.lease, of.wait_mode, of.session),
+            _ => return None,
+        };
+        let (wanted, once) = match command {
+            Command::Acquire(of) => (of.wanted, of.once),
+            Command::MultiAcquire(of) => (of.wanted, of.once),
             _ => return None,
         };
         let session = self.listened(session).ok()?;
@@ -192,6 +197,7 @@ impl Locks {
             reply_to,
             session,
             wanted,
+            once,
             multi: None,
         })
     }

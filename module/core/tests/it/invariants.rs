@@ -158,7 +158,11 @@ impl Ledger {
             });
             // Queued waiters ahead of it were granted before it, and hear by events.
             let with_it = |of: &Seated| of.queued_for.is_some() && twin.waiter(of.seat).is_none();
-            let held_before = !several.is_empty() && stored.is_some_and(|stored| stored > 1);
+            // ONCE counts no hold twice. The twin grants before the core does, or after it.
+            let held_before = match twin.waiter(seat) {
+                Some(waiter) => waiter.together.is_some() && twin.holds(place, &owner, mode),
+                None => twin.held_before.contains(&(seat, place.clone())),
+            };
             if !held_before && !line[..at].iter().all(with_it) {
                 return Err(format!("granted out of turn: {seat} at {at} of {line:?}"));
             }

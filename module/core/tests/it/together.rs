@@ -173,6 +173,44 @@ fn once_gives_all_the_token_of_those_that_it_takes() {
     assert_eq!(again, [first, second], "nothing was taken");
 }
 
+/// Its reply was lost, and one of its locks was deleted before the command was sent again: now the
+/// owner waits for that one, and has the other still.
+#[test]
+fn once_gives_one_token_and_counts_no_hold_twice_after_a_wait_too() {
+    let story = |once| {
+        let deleted = Op::Foreign {
+            lock: 1,
+            changes: vec![Change::Delete],
+            told: true,
+        };
+        let again = queue_for_all(A, &[0, 1], once);
+        let history = [
+            listen(0, 0),
+            take_all(A, &[0, 1]),
+            deleted,
+            take(B, 1),
+            again,
+            release(B, 1),
+        ];
+        let world = replay_to(&history, Reading::All).unwrap_or_else(|wrong| panic!("{wrong}"));
+        [0, 1].map(|lock| {
+            let of = (&place(lock), OWNERS[A], Mode::Plain);
+            (
+                world.twin.count(of.0, of.1, of.2),
+                world.twin.token(of.0, of.1, of.2),
+            )
+        })
+    };
+    let [first, second] = story(true);
+    assert_eq!(first, second, "one token, as the event says");
+    assert_eq!(first.0, Some(1));
+    let [first, second] = story(false);
+    assert!(
+        first.0 == Some(2) && first.1 < second.1,
+        "{first:?}, {second:?}"
+    );
+}
+
 #[test]
 fn the_last_release_hands_all_over_in_its_step() {
     let held = [take(A, 0), take(A, 1), wait_for_all(B, &[1, 0])];

@@ -84,6 +84,7 @@ pub(crate) struct TwinWaiter {
     pub(crate) is_queued: bool,
     pub(crate) session: Option<Name>,
     pub(crate) wanted: bool,
+    pub(crate) once: bool,
     pub(crate) lease_ms: i64,
     pub(crate) since: i64,
     /// On the monotonic clock; none without limit.
@@ -106,6 +107,7 @@ impl TwinWaiter {
             is_queued: matches!(asked.waits, Waits::Queue(_)),
             session: asked.session,
             wanted: asked.wanted,
+            once: asked.once,
             lease_ms: asked.lease_ms,
             since: now.mono_ms,
             wait_end: (wait_ms > 0).then(|| now.mono_ms + wait_ms),
@@ -171,6 +173,8 @@ pub(crate) struct Twin {
     blocked: BTreeMap<usize, Place>,
     /// Which of them could have had all then, but for the delay after the start.
     kept_back: BTreeSet<usize>,
+    /// The locks that were not taken by a grant of several, since the owner held them, by seat.
+    pub(crate) held_before: BTreeSet<(usize, Place)>,
     /// Locks at which holds have ended and more must end: the last sets the key's end right.
     outlived: BTreeSet<Place>,
     /// Whether the hold that ends is not the last that must end at its lock.
@@ -240,7 +244,7 @@ impl Entry {
             mode: waiter.mode,
             lease_ms: waiter.lease_ms,
             session: waiter.session,
-            once: false,
+            once: waiter.once,
             waited: true,
             token: None,
             looks_at_all: waiter.mode != Mode::Read,
@@ -878,7 +882,7 @@ impl Twin {
     }
 
     /// A hold's count; none if the value is no count.
-    fn count(&self, place: &Place, owner: &[u8], mode: Mode) -> Option<i64> {
+    pub(crate) fn count(&self, place: &Place, owner: &[u8], mode: Mode) -> Option<i64> {
         let value = self.space.field(place, &field_of(owner, mode))?;
         if mode == Mode::Write {
             return Some(write_hold(value)?.0);
@@ -1205,7 +1209,8 @@ impl Twin {
         let is_held = self.holds(place, owner, mode);
         // An owner that takes its own hold over with ONCE may cut it short.
         let has_own = [Mode::Read, Mode::Write].map(|mode| self.holds(place, owner, mode));
-        let looks_at_all = entry.looks_at_all || entry.once && has_own.contains(&true);
+        let takes_over = entry.once && !entry.waited;
+        let looks_at_all = entry.looks_at_all || takes_over && has_own.contains(&true);
         let held = match self.count(place, owner, mode) {
             _ if !is_held => 0,
             None => return Err(MALFORMED),
@@ -1239,13 +1244,13 @@ impl Twin {
         self.put(place, owner, mode, count, token);
         match mode {
             Mode::Read => {
-                if is_held && entry.once {
+                if is_held && takes_over {
                     self.set_timeout(place, owner, count, token, end);
                     self.shrink(place, owner);
                 } else {
                     let end = present.max(Some(end)).unwrap();
                     // A new hold has no earlier entry, whatever key a script left.
-                    if is_held {
+                    if is_held && !entry.once {
                         self.space.delete(&timeout_key(place, owner, count - 1));
                     }
                     self.set_timeout(place, owner, count, token, end);

@@ -182,10 +182,11 @@ pub(crate) fn seen(world: &World) -> Option<String> {
                 mode,
                 is_queued,
                 wanted,
+                once,
                 together,
                 ..
             } = waiter;
-            let how = (mode, wait_left, is_queued, wanted, together);
+            let how = (mode, wait_left, is_queued, wanted, once, together);
             write!(text, " {owner:?} {how:?}").unwrap();
         }
     }

@@ -258,6 +258,11 @@ impl Twin {
     fn grant_joint(&mut self, waiter: &TwinWaiter, now: Now) {
         self.take_out(waiter.seat);
         let places = waiter.together.clone().unwrap();
+        for place in &places {
+            if self.holds(place, &waiter.owner, Mode::Plain) {
+                self.held_before.insert((waiter.seat, place.clone()));
+            }
+        }
         let (count, token, several) = self.enter_all(&places, Entry::granted(waiter), now);
         self.tally.handovers += 1;
         let heard = Heard::Granted {
