@@ -786,6 +786,40 @@ fn grants_whose_waiters_disconnect_in_the_same_turn_are_taken_back() {
     }
 }
 
+/// The grant did not enter the hold of `x` once more, so to give that back would end it.
+#[test]
+fn a_grant_with_once_that_is_taken_back_leaves_what_its_owner_had() {
+    for entries in 1..=2 {
+        let server = Server::start();
+        let mut conn = server.connect();
+        for _ in 0..entries {
+            conn.run("RLOCK.ACQUIRE x alice 30000").held();
+        }
+        conn.take("y", "bob");
+        let mut alice = server.blocked_in(&format!("{} BLOCK 0 ONCE", macquire("alice", "x y")));
+        let queue = server.run("RLOCK.INFO y");
+        let id = queue.get("queue").array()[0].get("client-id").int();
+        conn.pipeline(&["RLOCK.RELEASE y bob", &format!("CLIENT KILL ID {id}")]);
+        alice.read_to_end();
+        until("y is free", || server.holder("y").is_none());
+        assert_eq!(conn.run("HGET x alice"), entries.to_string());
+        assert_eq!(server.info_number("rlock_grants_taken_back"), 1);
+    }
+}
+
+/// At the largest count ONCE is granted after a wait as it is at once.
+#[test]
+fn a_wait_with_once_ends_at_the_largest_count_too() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.take("x", "alice");
+    conn.run("HSET x alice 2147483647");
+    conn.take("y", "bob");
+    let mut alice = server.blocked_in(&format!("{} BLOCK 0 ONCE", macquire("alice", "x y")));
+    conn.let_go("y", "bob");
+    assert_eq!(alice.read().held().0, 2_147_483_647);
+}
+
 #[test]
 fn a_socket_closed_in_the_turn_of_the_grant_keeps_nothing() {
     for release_first in [false, true] {

@@ -93,19 +93,21 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// The owner's present count, 0 without a hold, and its count after this entry. ONCE does not
-    /// count a hold a second time.
+    /// The owner's present count, 0 without a hold, and its count after this entry.
     pub(crate) fn counted(&self, own: Option<Count>) -> Result<(i64, i64), CommandError> {
         let held = match own {
             None => 0,
             Some(Count::Valid(held)) => held,
             Some(Count::Malformed) => return Err(CommandError::HoldCountMalformed),
         };
-        if self.once && held > 0 {
-            return Ok((held, held));
-        }
-        let entered = Count::next(held).ok_or(CommandError::HoldCountOverflow)?;
-        Ok((held, entered))
+        let entered = Count::entered(held, self.once);
+        Ok((held, entered.ok_or(CommandError::HoldCountOverflow)?))
+    }
+
+    /// Whether the entry raises the count of a lock that is stored like this.
+    pub(crate) fn counts(&self, stored: &Stored) -> Result<bool, CommandError> {
+        let own = stored.own(self.mode).map(|(count, _)| count);
+        self.counted(own).map(|(held, entered)| held != entered)
     }
 
     /// Whether the hold keeps its present end because that is later than `wanted`: a grant after a

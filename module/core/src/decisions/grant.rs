@@ -15,10 +15,10 @@ use crate::values::token::Token;
 use std::rc::Rc;
 
 /// A hold count, and the token of the hold.
-type Held = (i64, Token);
+pub(crate) type Held = (i64, Token);
 
-/// Several locks, and the token of the hold of each.
-type Tokens = Rc<[(LockKey, Token)]>;
+/// The locks that a grant took, if not the one that was waited for: see [`Grant::several`].
+type Taken = Rc<[(LockKey, Token)]>;
 
 impl Decision<'_> {
     // --- After the end of a hold -----------------------------------------------------------------
@@ -111,7 +111,8 @@ impl Decision<'_> {
         let Some((id, first)) = self.locks.table.first(queue).must_exist() else {
             return;
         };
-        let (multi, mode, owner) = (first.multi, first.mode, Rc::clone(&first.owner));
+        let (multi, mode, once) = (first.multi, first.mode, first.once);
+        let owner = Rc::clone(&first.owner);
         match multi {
             Some(multi) => {
                 self.mark_multi(multi, queue);
@@ -122,7 +123,7 @@ impl Decision<'_> {
                 self.check_after(stored.ends_at());
             }
             None if mode == Mode::Permits => self.let_in(queue, stored, others, most),
-            None if stored.lets_in(mode) && self.may_grant(stored, mode) => {
+            None if stored.lets_in(mode, once) && self.may_grant(stored, mode) => {
                 let is_read_write = matches!(stored, Stored::ReadWrite(_));
                 self.hand_over(
                     id,
@@ -167,7 +168,8 @@ impl Decision<'_> {
     /// Grants a waiter for one lock, which can have it as it is stored. Returns its mode.
     fn grant_one(&mut self, id: WaiterId, stored: &Stored, message: Option<Mode>) -> Option<Mode> {
         let waiter = self.grant(id, message, |decision, entry| {
-            Ok((decision.enter(stored, entry)?, None))
+            let takes_none = (!entry.counts(stored)?).then(|| Rc::from([]));
+            Ok((decision.enter(stored, entry)?, takes_none))
         })?;
         if waiter.wanted {
             self.ask_if_wanted(&waiter.owner, waiter.mode);
@@ -185,7 +187,7 @@ impl Decision<'_> {
         &mut self,
         id: WaiterId,
         message: Option<Mode>,
-        enter: impl FnOnce(&mut Self, &Entry<'_>) -> Result<(Held, Option<Tokens>), CommandError>,
+        enter: impl FnOnce(&mut Self, &Entry<'_>) -> Result<(Held, Option<Taken>), CommandError>,
     ) -> Option<Waiter> {
         let (waiter, of) = (self.locks.table.get(id)?, self.locks.wait_of(id)?);
         let holder = Holder::Other(Rc::clone(&of.owner));

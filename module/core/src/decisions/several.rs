@@ -5,6 +5,7 @@
 //! already. So a wait never takes one of its locks before the others.
 
 use crate::decisions::decision::{Acquired, Decision, Entry};
+use crate::decisions::grant::Held;
 use crate::decisions::pending_wait::{LeaseEnds, PendingWait};
 use crate::decisions::telling::TOLD_AT_ONCE;
 use crate::interface::effect::{Holder, WaitOutcome};
@@ -26,6 +27,14 @@ use crate::values::token::Token;
 pub(crate) struct LockSet<'a> {
     pub(crate) locks: Vec<LockRef<'a>>,
     pub(crate) stored: &'a [Stored],
+}
+
+/// Several locks that were entered at once.
+struct Together {
+    /// The highest hold count, and the token that the owner is told.
+    held: Held,
+    /// The places of the locks whose count was raised, with the tokens of their holds.
+    counted: Vec<(usize, Token)>,
 }
 
 impl LockSet<'_> {
@@ -69,7 +78,7 @@ impl Decision<'_> {
             can_have_all &= self.part(place, lock).can_have(stored, &entry)?;
         }
         if can_have_all && self.may_grant_several(several) {
-            let ((count, token), _) = self.enter_all(several, &entry)?;
+            let (count, token) = self.enter_all(several, &entry)?.held;
             if request.wanted {
                 self.ask_if_several_wanted(several, request.owner);
             }
@@ -100,33 +109,37 @@ impl Decision<'_> {
         !self.locks.grant_delay.lasts(self.now) || !several.any_free()
     }
 
-    /// Enters all of these locks, which the owner can have. Returns the highest hold count and the
-    /// token that the owner is told, and the token of each lock.
+    /// Enters all of these locks, which the owner can have.
     fn enter_all(
         &mut self,
         several: &LockSet<'_>,
         entry: &Entry<'_>,
-    ) -> Result<((i64, Token), Vec<Token>), CommandError> {
+    ) -> Result<Together, CommandError> {
         let new = several.any_free().then(|| self.mint());
         let entry = Entry {
             token: new,
             holder: entry.holder.clone(),
             ..*entry
         };
-        let (mut highest, mut tokens) = (0, Vec::with_capacity(several.locks.len()));
+        let (mut count, mut largest, mut counted) = (0, None, Vec::new());
         for (place, lock, stored) in several.each() {
             let mut part = self.part(place, lock);
             if stored.is_free() {
                 part.lose_holds(None);
             }
-            let (count, token) = part.enter(stored, &entry)?;
+            let (held, token) = part.enter(stored, &entry)?;
             part.holder_may_have_all(entry.owner);
-            highest = highest.max(count);
-            tokens.push(token);
+            (count, largest) = (count.max(held), largest.max(Some(token)));
+            if entry.counts(stored)? {
+                counted.push((place, token));
+            }
         }
         // If no lock is newly taken, the answer is the largest token of all.
-        let token = new.or(tokens.iter().max().copied());
-        Ok(((highest, token.ok_or(CommandError::KeyCount)?), tokens))
+        let token = new.or(largest).ok_or(CommandError::KeyCount)?;
+        Ok(Together {
+            held: (count, token),
+            counted,
+        })
     }
 
     /// MRELEASE: gives one hold of each lock back, and passes over locks that the owner does not
@@ -191,9 +204,11 @@ impl Decision<'_> {
             return self.refuse_multi(id, error);
         }
         let table = &self.locks.table;
-        let waiters = self.locks.multis.waiters(id).iter();
+        let waiters = self.locks.multis.waiters(id);
+        let first = waiters.first().and_then(|first| table.get(*first));
+        let (waiters, once) = (waiters.iter(), first.is_some_and(|first| first.once));
         let can_have = |(waiter, stored): &(&WaiterId, &Stored)| match stored {
-            Stored::Plain(_) => stored.lets_in(Mode::Plain),
+            Stored::Plain(_) => stored.lets_in(Mode::Plain, once),
             _ => table.is_first(**waiter),
         };
         let blocked = waiters.zip(several.stored).find(|of| !can_have(of));
@@ -232,8 +247,9 @@ impl Decision<'_> {
             return;
         };
         let granted = self.grant(first, None, |decision, entry| {
-            let (held, tokens) = decision.enter_all(several, entry)?;
-            Ok((held, Some(locks.iter().cloned().zip(tokens).collect())))
+            let Together { held, counted } = decision.enter_all(several, entry)?;
+            let lock = |(place, token): (usize, _)| Some((locks.get(place)?.clone(), token));
+            Ok((held, Some(counted.into_iter().filter_map(lock).collect())))
         });
         let Some(waiter) = granted else { return };
         let waited_ms = self.now.mono_ms.saturating_sub(waiter.since);

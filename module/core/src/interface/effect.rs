@@ -186,7 +186,9 @@ pub struct Grant {
     pub token: Token,
     /// The mode in which the lock is held.
     pub mode: Mode,
-    /// For a multi-wait, each lock with the token of its hold; none for a wait for one lock.
+    /// The locks that it took or entered once more, each with the token of its hold; none if that
+    /// is the one lock that was waited for. With ONCE a hold that the owner had before is not among
+    /// them: to give it back would end it.
     pub several: Option<Rc<[(LockKey, Token)]>>,
 }
 
@@ -195,8 +197,8 @@ impl Grant {
     /// of the grant must not be given back any more. Returns true if no part is left to be given
     /// back, and none if the reply did not tell the owner of this grant.
     ///
-    /// The owner of a multi-wait may have held some of the locks before. Their tokens stay the
-    /// same, so only the hold count tells the owner that it holds them once more.
+    /// Without ONCE the owner of a multi-wait may have held some of the locks before. Their tokens
+    /// stay the same, so only the hold count tells the owner that it holds them once more.
     pub fn confirm(
         &mut self,
         told_under: &LockKey,

@@ -119,13 +119,13 @@ impl Stored {
     }
 
     /// Whether the owner that this was read for, the first in the queue, can get the lock in this
-    /// mode.
-    pub(crate) fn lets_in(&self, mode: Mode) -> bool {
+    /// mode, with ONCE or without.
+    pub(crate) fn lets_in(&self, mode: Mode, once: bool) -> bool {
         match self.own(mode) {
             None => self.has_room(mode),
             // Another client's script made the first waiter's owner the holder. An owner re-enters
             // its own hold and never waits for it.
-            Some((Count::Valid(held), _)) => Count::next(held).is_some(),
+            Some((Count::Valid(held), _)) => Count::entered(held, once).is_some(),
             Some((Count::Malformed, _)) => false,
         }
     }
@@ -424,8 +424,12 @@ impl Count {
         }
     }
 
-    /// The count after one more entry; none if it would be above the largest.
-    pub(crate) fn next(count: i64) -> Option<i64> {
+    /// The count after one more entry; none if it would be above the largest. ONCE does not count
+    /// a hold a second time.
+    pub(crate) fn entered(count: i64, once: bool) -> Option<i64> {
+        if once && count > 0 {
+            return Some(count);
+        }
         count.checked_add(1).filter(|next| *next <= HOLD_COUNT_MAX)
     }
 }

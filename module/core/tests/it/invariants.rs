@@ -57,8 +57,8 @@ pub(crate) struct Granted<'a> {
     pub(crate) mode: Mode,
     pub(crate) count: i64,
     pub(crate) token: i64,
-    /// Of several locks at once, each with the token of its hold.
-    pub(crate) several: &'a [(Place, i64)],
+    /// The locks that it took, each with the token of its hold; none if the one waited for.
+    pub(crate) several: Option<&'a [(Place, i64)]>,
 }
 
 impl Ledger {
@@ -137,20 +137,15 @@ impl Ledger {
             token,
             several,
         } = *granted;
-        let one = several.is_empty().then_some((place.clone(), token));
-        for (place, token) in several.iter().chain(&one) {
+        let mut joint = self.lines.get(place).into_iter().flatten();
+        let joint = joint.find(|of| of.seat == seat);
+        let joint = joint.and_then(|of| of.together.clone());
+        for place in joint.as_ref().unwrap_or(&vec![place.clone()]) {
+            let taken = several.map(|of| of.iter().find(|(of, _)| of == place));
             let line = self.lines.entry(place.clone()).or_default();
             let at = line.iter().position(|of| of.seat == seat);
             let at = at.ok_or_else(|| format!("{seat} is granted and does not wait"))?;
-            let Seated {
-                owner, together, ..
-            } = line.remove(at);
-            let names: Option<Vec<&Place>> = together.as_ref().map(|of| of.iter().collect());
-            if names.unwrap_or_default() != several.iter().map(|(of, _)| of).collect::<Vec<_>>() {
-                return Err(format!(
-                    "{seat} is granted {several:?}, not what it waits for"
-                ));
-            }
+            let Seated { owner, .. } = line.remove(at);
             let stored = space.field(place, &field_of(&owner, mode));
             let stored = stored.and_then(|value| match mode {
                 Mode::Write => write_hold(value).map(|(count, _)| count),
@@ -163,21 +158,27 @@ impl Ledger {
                 Some(waiter) => waiter.together.is_some() && twin.holds(place, &owner, mode),
                 None => twin.held_before.contains(&(seat, place.clone())),
             };
+            if matches!(taken, Some(None)) && !held_before && joint.is_some() {
+                return Err(format!("{seat} is granted {place:?} and does not take it"));
+            }
             if !held_before && !line[..at].iter().all(with_it) {
                 return Err(format!("granted out of turn: {seat} at {at} of {line:?}"));
             }
+            let own = taken.flatten().map_or(token, |(_, token)| *token);
             let is_its = match mode {
+                // A hold that the owner had before keeps its token if nothing was newly taken.
+                Mode::Plain if matches!(taken, Some(None)) && joint.is_some() => true,
                 Mode::Plain => {
-                    let fence = format!("t{token}").into_bytes();
+                    let fence = format!("t{own}").into_bytes();
                     space.field(place, FENCE_FIELD) == Some(&fence)
                 }
                 Mode::Read => space
                     .reader(place, &owner)
-                    .is_some_and(|of| of.token == Some(*token)),
-                Mode::Write => space.write_token(place, &owner) == Some(*token),
+                    .is_some_and(|of| of.token == Some(own)),
+                Mode::Write => space.write_token(place, &owner) == Some(own),
                 Mode::Permits => crate::no_permits(),
             };
-            let is_less = |stored: i64| several.is_empty() && stored < count;
+            let is_less = |stored: i64| joint.is_none() && stored < count;
             if stored.is_none_or(is_less) || !is_its {
                 return Err("a grant is told before it is written".into());
             }

@@ -459,14 +459,15 @@ impl Life {
         owner: &[u8],
         mode: Mode,
         token: i64,
-        several: Vec<(Place, i64)>,
+        several: Option<Vec<(Place, i64)>>,
     ) {
-        let each = each_of(place, token, several);
-        self.endings.extend(each.map(|(place, token)| TwinEnding {
-            hold: (place, owner.to_vec(), mode),
-            token: Some(token),
-            whole: false,
-        }));
+        let each = several.unwrap_or_else(|| vec![(place, token)]);
+        self.endings
+            .extend(each.into_iter().map(|(place, token)| TwinEnding {
+                hold: (place, owner.to_vec(), mode),
+                token: Some(token),
+                whole: false,
+            }));
     }
 
     /// The session ends. Its read holds go first.
@@ -597,16 +598,6 @@ impl Life {
             self.end_without_holds();
         }
     }
-}
-
-/// The locks that a grant gave, each with the token of its hold.
-fn each_of(
-    place: Place,
-    token: i64,
-    several: Vec<(Place, i64)>,
-) -> impl Iterator<Item = (Place, i64)> {
-    let one = several.is_empty().then_some((place, token));
-    several.into_iter().chain(one)
 }
 
 /// An event about a hold.

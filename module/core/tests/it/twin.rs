@@ -66,8 +66,8 @@ pub(crate) enum Heard {
     Granted {
         count: i64,
         token: i64,
-        /// Of several locks at once, each with the token of its hold.
-        several: Vec<(Place, i64)>,
+        /// The locks that it took, each with the token of its hold; none if the one waited for.
+        several: Option<Vec<(Place, i64)>>,
     },
     NotAcquired {
         ttl_ms: i64,
@@ -1061,7 +1061,7 @@ impl Twin {
         }
         if self.holds(place, owner, mode) {
             let held = self.count(place, owner, mode);
-            return held.is_some_and(|held| held < COUNT_MAX);
+            return held.is_some_and(|held| first.once || held < COUNT_MAX);
         }
         let writes = self.holds(place, owner, Mode::Write);
         let is_let_in = !self.is_delayed() && !self.keeps_out(place, owner);
@@ -1182,6 +1182,7 @@ impl Twin {
     /// The first in the queue has it.
     fn grant_first(&mut self, place: &Place, now: Now) {
         let waiter = self.lines.get_mut(place).unwrap().remove(0);
+        let takes_none = waiter.once && self.holds(place, &waiter.owner, waiter.mode);
         let (count, token) = self.enter(place, &Entry::granted(&waiter), now).unwrap();
         self.tally.handovers += 1;
         // Readers that are next come in with it.
@@ -1189,7 +1190,7 @@ impl Twin {
         let heard = Heard::Granted {
             count,
             token,
-            several: Vec::new(),
+            several: takes_none.then(Vec::new),
         };
         self.tell(place, &waiter, heard);
         if waiter.wanted {

@@ -433,11 +433,9 @@ impl World {
         self.under_way
             .iter()
             .map(|UnderWay { lock, owner, grant }| {
-                let several = each_of(grant);
-                let one = several
-                    .is_empty()
-                    .then(|| (place_of(lock), grant.token.get()));
-                let each = several.into_iter().chain(one).map(|(place, token)| {
+                let one = || vec![(place_of(lock), grant.token.get())];
+                let each = each_of(grant).unwrap_or_else(one).into_iter();
+                let each = each.map(|(place, token)| {
                     let present = self.twin.token(&place, owner, grant.mode) == Some(token);
                     (place, present)
                 });
@@ -1293,7 +1291,7 @@ impl World {
                     mode: grant.mode,
                     count,
                     token: token.get(),
-                    several: &several,
+                    several: several.as_deref(),
                 };
                 self.ledger.is_granted(&granted, &self.space, &self.twin)?;
                 let granted = Heard::Granted {
@@ -1393,11 +1391,12 @@ pub(crate) fn place(lock: usize) -> Place {
     (db, name.to_vec())
 }
 
-/// Each of several locks that were granted at once, with the token of its hold.
-fn each_of(grant: &Grant) -> Vec<(Place, i64)> {
-    let each = grant.several.iter().flat_map(|several| several.iter());
-    each.map(|(lock, token)| (place_of(lock), token.get()))
-        .collect()
+/// The locks that a grant took, each with the token of its hold; none if the one that was waited
+/// for.
+fn each_of(grant: &Grant) -> Option<Vec<(Place, i64)>> {
+    let each = grant.several.as_ref()?.iter();
+    let each = each.map(|(lock, token)| (place_of(lock), token.get()));
+    Some(each.collect())
 }
 
 fn place_of(lock: &LockKey) -> Place {

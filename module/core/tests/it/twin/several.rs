@@ -48,7 +48,7 @@ impl Twin {
         self.wait_in_all_lines(places, asked, now)
     }
 
-    /// The highest count, the token to be told, and the token of each hold.
+    /// The highest count, the token to be told, and the locks that it took with their tokens.
     fn enter_all(
         &mut self,
         places: &[Place],
@@ -62,15 +62,17 @@ impl Twin {
             if self.is_free(place) {
                 self.life.lose_all(place, None, now);
             }
+            let is_taken = !entry.once || !self.holds(place, &entry.owner, Mode::Plain);
             let (count, token) = self.enter(place, &entry, now).unwrap();
             let to = Some(entry.owner.clone());
             self.changed.push((place.clone(), to));
-            entered.push((place.clone(), count, token));
+            entered.push((place.clone(), count, token, is_taken));
         }
-        let count = entered.iter().map(|(_, count, _)| *count).max().unwrap();
-        let largest = entered.iter().map(|(_, _, token)| *token).max().unwrap();
-        let each = entered.into_iter().map(|(place, _, token)| (place, token));
-        (count, entry.token.unwrap_or(largest), each.collect())
+        let count = entered.iter().map(|(_, count, ..)| *count).max().unwrap();
+        let largest = entered.iter().map(|(_, _, token, _)| *token).max().unwrap();
+        let taken = entered.into_iter().filter(|(.., is_taken)| *is_taken);
+        let taken = taken.map(|(place, _, token, _)| (place, token));
+        (count, entry.token.unwrap_or(largest), taken.collect())
     }
 
     fn wait_in_all_lines(
@@ -250,7 +252,7 @@ impl Twin {
     fn can_have(&self, place: &Place, waiter: &TwinWaiter) -> bool {
         if self.holds(place, &waiter.owner, Mode::Plain) {
             let held = self.count(place, &waiter.owner, Mode::Plain);
-            return held.is_some_and(|held| held < COUNT_MAX);
+            return held.is_some_and(|held| waiter.once || held < COUNT_MAX);
         }
         self.is_free(place) && self.line(place)[0].seat == waiter.seat
     }
@@ -268,7 +270,7 @@ impl Twin {
         let heard = Heard::Granted {
             count,
             token,
-            several,
+            several: Some(several),
         };
         self.tell(&places[0], waiter, heard);
         self.ask_of_all(&places, &waiter.owner, waiter.wanted);
