@@ -166,7 +166,7 @@ impl Context {
         }
         let (seq, life) = match acquired {
             Acquired::NotHeld(lease_left) => {
-                return Some(Next::Fail(Error::not_acquired(lease_left)));
+                return Some(call.refused(Error::not_acquired(lease_left), &sending));
             }
             Acquired::Granted(token) => return Some(call.granted(token, sending.at_present())),
             Acquired::Queued { seq, life } => (seq, life),
@@ -267,14 +267,16 @@ impl Context {
                 by.confidence = by.session.present()?;
                 Some(call.granted(event.token, by))
             }
-            What::TimedOut(lease_left) => Some(Next::Fail(Error::not_acquired(*lease_left))),
+            What::TimedOut(lease_left) => {
+                Some(call.refused(Error::not_acquired(*lease_left), asked))
+            }
             What::Left => Some(Next::Ask(None)),
             What::Failed(error) if error.code == Code::Moved => {
                 self.router.request_refresh();
                 Some(Next::Ask(None))
             }
             What::Failed(error) if error.is_unavailable() => Some(Next::Pause),
-            What::Failed(error) => Some(Next::Fail(error.clone())),
+            What::Failed(error) => Some(call.refused(error.clone(), asked)),
             What::Lost(_) | What::Wanted => None,
         }
     }
@@ -405,6 +407,18 @@ impl Call {
     #[expect(clippy::indexing_slicing, reason = "a call is for something")]
     fn first(&self) -> &Arc<[u8]> {
         &self.slots[0].0
+    }
+
+    /// The server has not granted it. Of several locks an earlier copy of its command may have
+    /// taken all, and lost only some of them since.
+    fn refused(&self, error: Error, sending: &Sending) -> Next {
+        let may_have_some = self.slots.len() > 1 && (sending.again || self.asked > 1);
+        let end = if may_have_some {
+            Next::Undo
+        } else {
+            Next::Fail
+        };
+        end(error)
     }
 
     /// A grant can be counted on. If word of it came late, as to a process that was stopped, or

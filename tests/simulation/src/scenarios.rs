@@ -285,6 +285,22 @@ fn of_other_kinds() -> Vec<Scenario> {
             [on(0, 0, [held(several(&[0, 1]), 20)]), on(1, 8, [lock(1)])],
         ),
         scenario(
+            "several-tried",
+            "two locks are tried together, of which another waits for one",
+            [
+                on(0, 0, [tried(held(several(&[0, 1]), 20))]),
+                on(1, 8, [held(lock(1), 40)]),
+            ],
+        ),
+        scenario(
+            "several-in-time",
+            "the same, and they are waited for up to a time",
+            [
+                on(0, 0, [within(held(several(&[0, 1]), 20), 30)]),
+                on(1, 8, [held(lock(1), 60)]),
+            ],
+        ),
+        scenario(
             "permits",
             "two permits of three are waited for while two are out",
             [

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use rlock_client::Client;
-use rlock_test::Direction;
+use rlock_client::{Client, Error, MultiGuard, MultiLock};
+use rlock_test::{Direction, Network};
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
@@ -100,5 +100,62 @@ fn an_unlock_that_is_sent_again_is_no_loss() {
         host.reset(ADDRESS);
         host.mend(ADDRESS);
         unlocking.await.unwrap().unwrap();
+    });
+}
+
+/// The first MACQUIRE was carried out, and its answer was lost with the connection. One of the
+/// locks goes to another before it is sent again, and its owner has the others still.
+async fn asked_again_with_one_gone(
+    network: &Network,
+    call: impl AsyncFn(MultiLock) -> Result<MultiGuard, Error>,
+) {
+    let server = network.server(ADDRESS);
+    let hosts = [network.host(), network.host()];
+    let connect = async |n: usize| {
+        let builder = Client::builder().dial(hosts[n].dial()).grace(ms(20_000));
+        builder.connect("redis://locks:6379").await.unwrap()
+    };
+    let (one, other) = (connect(0).await, connect(1).await);
+    hosts[0].cut(ADDRESS, Direction::ToHost);
+    let calling = call(one.multi(["a", "b"]));
+    let taking = async {
+        until("both are granted", || !server.holders("b").is_empty()).await;
+        server.delete("b");
+        let theirs = other.lock("b").lock().await.unwrap();
+        hosts[0].reset(ADDRESS);
+        hosts[0].mend(ADDRESS);
+        sleep(ms(2_000)).await;
+        theirs.unlock().await.unwrap();
+    };
+    let (called, ()) = tokio::join!(calling, taking);
+    if let Ok(guard) = called {
+        assert_eq!(server.holders("a").len(), 1);
+        guard.unlock().await.unwrap();
+    }
+    until("nothing is left", || {
+        server.holders("a").is_empty() && server.holders("b").is_empty()
+    })
+    .await;
+}
+
+#[test]
+fn several_asked_for_again_leave_nothing_when_they_are_granted() {
+    rlock_test::run(1, async |network| {
+        asked_again_with_one_gone(&network, async |both| both.lock().await).await;
+    });
+}
+
+#[test]
+fn several_asked_for_again_leave_nothing_when_their_time_is_over() {
+    rlock_test::run(1, async |network| {
+        let within = async |both: MultiLock| both.lock_timeout(ms(1_000)).await;
+        asked_again_with_one_gone(&network, within).await;
+    });
+}
+
+#[test]
+fn several_asked_for_again_leave_nothing_when_they_are_tried() {
+    rlock_test::run(1, async |network| {
+        asked_again_with_one_gone(&network, async |both| both.try_lock().await).await;
     });
 }
