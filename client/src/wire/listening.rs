@@ -181,8 +181,9 @@ impl Listening {
         }
     }
 
-    /// Connects until it succeeds, with pauses between the tries. Within the grace they are short
-    /// enough to keep the guards. Afterwards they grow, whatever the grace is.
+    /// Connects until it succeeds, with pauses between the tries. Each is at most a quarter of what
+    /// is left of the grace, so that a server which is back in time is found in time: a pause of a
+    /// quarter of the whole could end after it. Afterwards they grow, whatever the grace is.
     async fn open(&mut self) -> Connection {
         loop {
             if self.session.is_retired() {
@@ -190,9 +191,9 @@ impl Listening {
                 pending::<()>().await;
             }
             let grace = self.session.identity.grace;
-            let in_grace = self.told.is_some_and(|told| told.elapsed() < grace);
-            let longest = in_grace.then(|| part_of_grace(grace, 4));
-            self.pace.keep(longest.unwrap_or(Duration::MAX)).await;
+            let left = self.told.and_then(|told| grace.checked_sub(told.elapsed()));
+            let longest = left.map_or(Duration::MAX, |left| part(left, 4));
+            self.pace.keep(longest).await;
             match self.session.connector.open().await {
                 Ok(connection) => return connection,
                 Err(error) => self.broken(error),

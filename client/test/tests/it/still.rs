@@ -275,3 +275,24 @@ fn a_process_that_has_died_does_nothing_more() {
         assert_eq!(turns.get(), before);
     });
 }
+
+/// A pause between two tries to connect that is a part of the whole grace may end after it.
+#[test]
+fn a_server_that_is_back_within_the_grace_costs_no_guard() -> Result<(), Error> {
+    for seed in 0..20 {
+        rlock_test::run(seed, async |network| {
+            let server = network.server("locks:6379");
+            let settings = settings(&network.host()).lease(Duration::from_secs(20));
+            let client = settings.connect("redis://locks:6379").await?;
+            let guard = client.lock("orders").lock().await?;
+            sleep(Duration::from_secs(1)).await;
+            server.crash(false);
+            sleep(Duration::from_millis(4_400)).await;
+            server.restart();
+            sleep(LEASE).await;
+            assert!(!guard.is_lost(), "with seed {seed}");
+            guard.unlock().await
+        })?;
+    }
+    Ok(())
+}
