@@ -183,7 +183,8 @@ impl Listening {
 
     /// Connects until it succeeds, with pauses between the tries. Each is at most a quarter of what
     /// is left of the grace, so that a server which is back in time is found in time: a pause of a
-    /// quarter of the whole could end after it. Afterwards they grow, whatever the grace is.
+    /// quarter of the whole could end after it. A fiftieth of the grace is short enough at its end,
+    /// where all clients of a server would try at once. Afterwards they grow, whatever the grace is.
     async fn open(&mut self) -> Connection {
         loop {
             if self.session.is_retired() {
@@ -192,8 +193,8 @@ impl Listening {
             }
             let grace = self.session.identity.grace;
             let left = self.told.and_then(|told| grace.checked_sub(told.elapsed()));
-            let longest = left.map_or(Duration::MAX, |left| part(left, 4));
-            self.pace.keep(longest).await;
+            let longest = left.map(|left| part(left, 4).max(part(grace, 50)));
+            self.pace.keep(longest.unwrap_or(Duration::MAX)).await;
             match self.session.connector.open().await {
                 Ok(connection) => return connection,
                 Err(error) => self.broken(error),
