@@ -183,8 +183,9 @@ impl Listening {
 
     /// Connects until it succeeds, with pauses between the tries. Each is at most a quarter of what
     /// is left of the grace, so that a server which is back in time is found in time: a pause of a
-    /// quarter of the whole could end after it. A fiftieth of the grace is short enough at its end,
-    /// where all clients of a server would try at once. Afterwards they grow, whatever the grace is.
+    /// quarter of the whole could end after it. At the end of the grace, where all clients of a
+    /// server would try at once, a fiftieth of it is allowed. Afterwards they grow, whatever the
+    /// grace is.
     async fn open(&mut self) -> Connection {
         loop {
             if self.session.is_retired() {
