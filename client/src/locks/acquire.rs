@@ -410,9 +410,11 @@ impl Call {
     }
 
     /// The server has not granted it. Of several locks an earlier copy of its command may have
-    /// taken all, and lost only some of them since.
+    /// taken all, and lost only some of them since; and a node that the slot has left may have
+    /// granted it behind an `ASKING`.
     fn refused(&self, error: Error, sending: &Sending) -> Next {
-        let may_have_some = self.slots.len() > 1 && (sending.again || self.asked > 1);
+        let is_again = sending.again || self.asked > 1;
+        let may_have_some = self.slots.len() > 1 && is_again || self.stray.is_some();
         let end = if may_have_some {
             Next::Undo
         } else {
