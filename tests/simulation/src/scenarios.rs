@@ -32,7 +32,9 @@ pub fn all() -> Vec<Scenario> {
     all.extend(of_leases());
     all.extend(of_two());
     all.extend(of_who_is_wanted());
-    all.extend(of_other_kinds());
+    all.extend(of_readers());
+    all.extend(of_several());
+    all.extend(of_permits());
     all.extend(elsewhere());
     all
 }
@@ -223,33 +225,8 @@ fn of_who_is_wanted() -> Vec<Scenario> {
     ]
 }
 
-/// Two processes, and locks of other kinds.
-fn of_other_kinds() -> Vec<Scenario> {
-    let raised = SetLimit {
-        at: at(20),
-        client: 0,
-        lock: SEMAPHORES,
-        limit: Some(2),
-    };
-    let mut limit = scenario(
-        "limit",
-        "a permit is waited for until the limit is raised",
-        [
-            on(0, 10, [held(permits(1, None), 50)]),
-            on(1, 30, [permits(1, None)]),
-        ],
-    );
-    limit.schedule.limits = vec![
-        SetLimit {
-            at: at(0),
-            limit: Some(1),
-            ..raised
-        },
-        SetLimit {
-            at: at(45),
-            ..raised
-        },
-    ];
+/// Two processes, one of which reads.
+fn of_readers() -> Vec<Scenario> {
     vec![
         scenario(
             "readers",
@@ -274,6 +251,12 @@ fn of_other_kinds() -> Vec<Scenario> {
                 on(1, 8, [read(0)]),
             ],
         ),
+    ]
+}
+
+/// Two processes, one of which takes two locks at once.
+fn of_several() -> Vec<Scenario> {
+    vec![
         scenario(
             "several",
             "two locks are waited for together, of which another holds one",
@@ -300,6 +283,37 @@ fn of_other_kinds() -> Vec<Scenario> {
                 on(1, 8, [held(lock(1), 60)]),
             ],
         ),
+    ]
+}
+
+/// Two processes that take permits.
+fn of_permits() -> Vec<Scenario> {
+    let raised = SetLimit {
+        at: at(20),
+        client: 0,
+        lock: SEMAPHORES,
+        limit: Some(2),
+    };
+    let mut limit = scenario(
+        "limit",
+        "a permit is waited for until the limit is raised",
+        [
+            on(0, 10, [held(permits(1, None), 50)]),
+            on(1, 30, [permits(1, None)]),
+        ],
+    );
+    limit.schedule.limits = vec![
+        SetLimit {
+            at: at(0),
+            limit: Some(1),
+            ..raised
+        },
+        SetLimit {
+            at: at(45),
+            ..raised
+        },
+    ];
+    vec![
         scenario(
             "permits",
             "two permits of three are waited for while two are out",

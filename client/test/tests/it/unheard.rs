@@ -110,20 +110,21 @@ async fn asked_again_with_one_gone(
     call: impl AsyncFn(MultiLock) -> Result<MultiGuard, Error>,
 ) {
     let server = network.server(ADDRESS);
-    let hosts = [network.host(), network.host()];
-    let connect = async |n: usize| {
-        let builder = Client::builder().dial(hosts[n].dial()).grace(ms(20_000));
+    let host = network.host();
+    let connect = async |dial| {
+        let builder = Client::builder().dial(dial).grace(ms(20_000));
         builder.connect("redis://locks:6379").await.unwrap()
     };
-    let (one, other) = (connect(0).await, connect(1).await);
-    hosts[0].cut(ADDRESS, Direction::ToHost);
+    let one = connect(host.dial()).await;
+    let other = connect(network.host().dial()).await;
+    host.cut(ADDRESS, Direction::ToHost);
     let calling = call(one.multi(["a", "b"]));
     let taking = async {
         until("both are granted", || !server.holders("b").is_empty()).await;
         server.delete("b");
         let theirs = other.lock("b").lock().await.unwrap();
-        hosts[0].reset(ADDRESS);
-        hosts[0].mend(ADDRESS);
+        host.reset(ADDRESS);
+        host.mend(ADDRESS);
         sleep(ms(2_000)).await;
         theirs.unlock().await.unwrap();
     };
