@@ -804,6 +804,11 @@ fn a_grant_with_once_that_is_taken_back_leaves_what_its_owner_had() {
         until("y is free", || server.holder("y").is_none());
         assert_eq!(conn.run("HGET x alice"), entries.to_string());
         assert_eq!(server.info_number("rlock_grants_taken_back"), 1);
+        // Nobody was told the token that `x` has now; the same command names one for both.
+        let again = conn.run(format!("{} ONCE", macquire("alice", "x y")));
+        let token = format!("t{}", again.held().1);
+        assert_eq!(conn.run("HGET x fence"), token);
+        assert_eq!(conn.run("HGET y fence"), token);
     }
 }
 

@@ -225,7 +225,7 @@ fn of_who_is_wanted() -> Vec<Scenario> {
     ]
 }
 
-/// Two processes, one of which reads.
+/// A process reads or writes beside another that reads or writes.
 fn of_readers() -> Vec<Scenario> {
     vec![
         scenario(
@@ -254,7 +254,7 @@ fn of_readers() -> Vec<Scenario> {
     ]
 }
 
-/// Two processes, one of which takes two locks at once.
+/// A process takes two locks at once, and another takes one of them.
 fn of_several() -> Vec<Scenario> {
     vec![
         scenario(
