@@ -170,10 +170,10 @@ pub(crate) struct Granted {
 
 impl Granted {
     fn names(&self) -> impl Iterator<Item = &Rc<[u8]>> {
-        let several = self.grant.several.as_deref();
-        let one = several.is_none().then_some(&self.lock.name);
-        let several = several.into_iter().flatten();
-        one.into_iter().chain(several.map(|(lock, _)| &lock.name))
+        let taken = self.grant.taken.as_deref();
+        let one = taken.is_none().then_some(&self.lock.name);
+        let taken = taken.into_iter().flatten();
+        one.into_iter().chain(taken.map(|(lock, _)| &lock.name))
     }
 }
 

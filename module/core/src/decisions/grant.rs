@@ -17,7 +17,7 @@ use std::rc::Rc;
 /// A hold count, and the token of the hold.
 pub(crate) type Held = (i64, Token);
 
-/// The locks that a grant took, if not the one that was waited for: see [`Grant::several`].
+/// The locks that a grant took, if not the one that was waited for: see [`Grant::taken`].
 type Taken = Rc<[(LockKey, Token)]>;
 
 impl Decision<'_> {
@@ -200,12 +200,12 @@ impl Decision<'_> {
         };
         let entered = enter(self, &entry);
         debug_assert!(entered.is_ok(), "who is granted can enter: {entered:?}");
-        let ((count, token), several) = entered.ok()?;
+        let ((count, token), its_locks) = entered.ok()?;
         let waiter = self.locks.leave_queues(id)?;
         let grant = Grant {
             token,
             mode: waiter.mode,
-            several,
+            taken: its_locks,
         };
         if let Some(message) = message {
             self.publish(message);

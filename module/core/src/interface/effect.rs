@@ -189,7 +189,7 @@ pub struct Grant {
     /// The locks that it took or entered once more, each with the token of its hold; none if that
     /// is the one lock that was waited for. With ONCE a hold that the owner had before is not among
     /// them: to give it back would end it.
-    pub several: Option<Rc<[(LockKey, Token)]>>,
+    pub taken: Option<Rc<[(LockKey, Token)]>>,
 }
 
 impl Grant {
@@ -205,18 +205,18 @@ impl Grant {
         lock: LockRef<'_>,
         knows_count: bool,
     ) -> Option<bool> {
-        let Some(several) = &self.several else {
+        let Some(taken) = &self.taken else {
             return (told_under.as_ref() == lock).then_some(true);
         };
         let is_told = |(key, token): &(LockKey, Token)| {
             key.as_ref() == lock && (knows_count || *token == self.token)
         };
-        if !several.iter().any(is_told) {
+        if !taken.iter().any(is_told) {
             return None;
         }
-        let left: Rc<[_]> = several.iter().filter(|of| !is_told(of)).cloned().collect();
+        let left: Rc<[_]> = taken.iter().filter(|of| !is_told(of)).cloned().collect();
         let is_all = left.is_empty();
-        self.several = Some(left);
+        self.taken = Some(left);
         Some(is_all)
     }
 }

@@ -122,7 +122,7 @@ impl Locks {
     /// A grant could not be delivered: it is given back as soon as a write is allowed.
     pub fn end_grant_later(&mut self, lock: &LockKey, owner: &Rc<[u8]>, grant: &Grant) {
         let one = [(lock.clone(), grant.token)];
-        for (lock, token) in grant.several.as_deref().unwrap_or(&one) {
+        for (lock, token) in grant.taken.as_deref().unwrap_or(&one) {
             let release = PendingRelease {
                 owner: Rc::clone(owner),
                 mode: grant.mode,

@@ -1394,7 +1394,7 @@ pub(crate) fn place(lock: usize) -> Place {
 /// The locks that a grant took, each with the token of its hold; none if the one that was waited
 /// for.
 fn each_of(grant: &Grant) -> Option<Vec<(Place, i64)>> {
-    let each = grant.several.as_ref()?.iter();
+    let each = grant.taken.as_ref()?.iter();
     let each = each.map(|(lock, token)| (place_of(lock), token.get()));
     Some(each.collect())
 }
