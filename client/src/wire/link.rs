@@ -106,6 +106,7 @@ impl Bound {
     }
 
     async fn try_once(session: &Session) -> Result<Self, Error> {
+        let answered = session.state.borrow().answered;
         let bound = async {
             let connection = session.connector.open().await?;
             let bind = request::bind(session.name(), connection.epoch);
@@ -115,7 +116,7 @@ impl Bound {
             Ok((Self { connection, life }, server))
         };
         let bound: Result<(Self, String), Error> = bound.await;
-        let (bound, server) = bound.inspect_err(|error| session.set_unbound(error))?;
+        let (bound, server) = bound.inspect_err(|error| session.set_unbound(error, answered))?;
         session.set_bound(bound.life, server.into())?;
         let is_present = session.life() == Some(bound.life);
         let unheard = || Error::from_text("STALE the session lives another life");

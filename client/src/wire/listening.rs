@@ -76,6 +76,7 @@ impl Listening {
         let (mut call, mut overdue) = (None::<Call>, None::<Call>);
         loop {
             let late_answer = overdue.as_mut().map(|old| &mut old.reply);
+            let asked = call.as_ref().map(|call| call.connection.epoch);
             let end = call.as_mut().map(Call::end);
             let is_asked = end.is_some();
             tokio::select! {
@@ -84,7 +85,7 @@ impl Listening {
                     // The call under way tells whether the session is there.
                     Some(old) if is_asked => {
                         let told = read_by(answer, read_told);
-                        let _ = told.map(|told| self.hear(old.sent, told));
+                        let _ = told.map(|told| self.hear(&old, told));
                     }
                     Some(old) if self.hears(&old, answer) => {
                         call = Some(self.next(old).await);
@@ -104,7 +105,7 @@ impl Listening {
                     }
                 },
                 // The command connection leads to another server. Nothing is known to be broken.
-                () = session.doubt.notified(), if is_asked => call = None,
+                () = session.doubted(asked), if is_asked => call = None,
                 connection = self.open(), if !is_asked => {
                     // Answered at once, and so it confirms at once.
                     call = Some(self.call(connection, None, session.response_timeout()));
@@ -157,18 +158,19 @@ impl Listening {
     /// A call was answered, maybe late: whether the session is there.
     fn hears(&mut self, call: &Call, answer: Result<Value, Error>) -> bool {
         let told = read_by(answer, read_told);
-        let heard = told.map(|told| self.hear(call.sent, told));
+        let heard = told.map(|told| self.hear(call, told));
         heard.map_err(|error| self.broken(error)).is_ok()
     }
 
     /// The order matters: first the session's new state, which commands sent from now on count on;
     /// then the events; then the consequences of another life.
-    fn hear(&mut self, sent: Instant, mut told: Told) {
+    fn hear(&mut self, call: &Call, mut told: Told) {
         let is_new = told.life != self.life;
         if is_new {
             (self.life, self.seq, self.told) = (told.life, 0, None);
         }
-        self.session.confirm(told.life, sent);
+        let (sent, connection) = (call.sent, call.connection.epoch);
+        self.session.confirm(told.life, sent, connection);
         // Told again after a reply that was lost, or by the connection before as well.
         told.events.retain(|event| event.seq > self.seq);
         self.seq = told.events.last().map_or(self.seq, |last| last.seq);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::error::Error;
@@ -63,9 +63,6 @@ pub(crate) struct Session {
     pub(super) state: watch::Sender<State>,
     /// The node's id in a cluster, if it was told: another server may be at its address by now.
     expected: Option<Arc<str>>,
-    /// Tells that the command connection has reached a server that does not know the session: the
-    /// server that the session connection listens to may not be the right one any more.
-    pub(super) doubt: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -76,6 +73,10 @@ pub(super) struct State {
     broken: Option<Error>,
     /// The number of answers so far.
     pub(super) answers: u64,
+    /// The session connection that was answered last.
+    pub(super) answered: Option<u64>,
+    /// The session connection that may lead to another server than commands do.
+    pub(super) doubted: Option<u64>,
     /// The life that BIND has told, and the node's id in a cluster, else the server's run id; or
     /// why the last try to bind a connection failed.
     bound: Option<Result<(i64, Arc<str>), Error>>,
@@ -161,7 +162,6 @@ impl Session {
             connector,
             state: watch::Sender::default(),
             expected,
-            doubt: Notify::new(),
         })
     }
 
@@ -190,15 +190,23 @@ impl Session {
         right
     }
 
-    /// None could be bound.
-    pub(super) fn set_unbound(&self, error: &Error) {
+    /// None could be bound. This session connection had been answered before that was tried: a
+    /// server that knows no session casts doubt on it. One that was answered only meanwhile may
+    /// have begun the session there a moment after BIND was refused.
+    pub(super) fn set_unbound(&self, error: &Error, answered: Option<u64>) {
         if error.code.is_early() {
-            // The session's connection may lead to another server.
-            self.doubt.notify_waiters();
+            self.state.send_modify(|state| state.doubted = answered);
         } else {
             let bound = Some(Err(error.clone()));
             self.state.send_modify(|state| state.bound = bound);
         }
+    }
+
+    /// Waits until this session connection is doubted.
+    pub(super) async fn doubted(&self, connection: Option<u64>) {
+        let mut changes = self.state.subscribe();
+        // The sender is `self`: there is no other end to this.
+        let _ = changes.wait_for(|state| state.doubted == connection).await;
     }
 
     /// Whether this life is surely one at the right server.
@@ -259,8 +267,8 @@ impl Session {
         trouble.map_or_else(Error::not_attached, Error::clone)
     }
 
-    /// A call that was sent then was answered in this life.
-    pub(super) fn confirm(&self, life: i64, sent: Instant) {
+    /// A call that was sent then, on this connection, was answered in this life.
+    pub(super) fn confirm(&self, life: i64, sent: Instant, connection: u64) {
         let (now, grace) = (Instant::now(), self.identity.grace);
         let mut was_broken = false;
         self.state.send_modify(|state| {
@@ -272,6 +280,7 @@ impl Session {
             }
             was_broken = state.broken.take().is_some() && state.answers > 0;
             state.answers = state.answers.saturating_add(1);
+            state.answered = Some(connection);
         });
         if was_broken {
             trace::reconnected(self.name());
@@ -535,11 +544,11 @@ pub(crate) mod tests {
     async fn confidence_lasts_from_the_sending_for_the_grace_less_the_drift() {
         let session = session(GRACE);
         let sent = Instant::now();
-        session.confirm(1, sent);
+        session.confirm(1, sent, 0);
         let first = session.present().expect("it was confirmed");
         assert_eq!(first.until(), Some(after(sent, 988)));
         tokio::time::advance(Duration::from_millis(500)).await;
-        session.confirm(1, after(sent, 250));
+        session.confirm(1, after(sent, 250), 0);
         assert_eq!(first.until(), Some(after(sent, 1_238)));
     }
 
@@ -547,10 +556,10 @@ pub(crate) mod tests {
     async fn an_answer_that_comes_too_late_brings_nothing_back() {
         let session = session(GRACE);
         let sent = Instant::now();
-        session.confirm(1, sent);
+        session.confirm(1, sent, 0);
         let first = session.present().expect("it was confirmed");
         tokio::time::advance(Duration::from_millis(988)).await;
-        session.confirm(1, after(sent, 250));
+        session.confirm(1, after(sent, 250), 0);
         assert_eq!(first.until(), Some(after(sent, 988)));
         let next = session.present().expect("it was confirmed");
         assert_eq!((next.life, next.until()), (1, Some(after(sent, 1_238))));
