@@ -148,6 +148,40 @@ fn a_server_that_stands_still_again_at_once_costs_no_guard() -> Result<(), Error
     Ok(())
 }
 
+/// All that was sent meanwhile arrives in one moment when the server goes on. Where BIND comes a
+/// moment before the first RLOCK.EVENTS, its refusal says nothing of the session connection.
+#[test]
+fn what_is_refused_before_the_session_begins_closes_no_connection() -> Result<(), Error> {
+    for seed in 1..=40_u32 {
+        rlock_test::run(seed.into(), async |network| {
+            let server = network.server("locks:6379");
+            let host = network.host();
+            host.set_latency(Duration::from_millis(2));
+            let client = Client::builder().dial(host.dial());
+            let client = client.response_timeout(Duration::from_millis(400));
+            let client = client.grace(Duration::from_secs(8));
+            let client = client.connect("redis://locks:6379").await?;
+            let guard = client.lock("orders").lock().await?;
+            server.crash(false);
+            sleep(Duration::from_secs(1)).await;
+            server.restart();
+            server.pause();
+            sleep(Duration::from_secs(2)).await;
+            server.resume();
+            let mut has_begun = false;
+            for _ in 0..3_000 {
+                sleep(Duration::from_millis(1)).await;
+                let is_there = server.contents().sessions > 0;
+                assert!(is_there || !has_begun, "seed {seed}: it begins twice");
+                has_begun = is_there;
+            }
+            assert!(has_begun, "seed {seed}");
+            guard.unlock().await
+        })?;
+    }
+    Ok(())
+}
+
 /// A server stands still for a while, and then a session connection delivers nothing more: the
 /// usual time for an answer must not be waited twice.
 #[test]
