@@ -106,21 +106,21 @@ impl Bound {
     }
 
     async fn try_once(session: &Session) -> Result<Self, Error> {
+        let connection = session.connector.open().await;
+        // Read now: an answer that comes after BIND is sent says nothing of what BIND will find.
         let answered = session.state.borrow().answered;
-        let bound = async {
-            let connection = session.connector.open().await?;
-            let bind = request::bind(session.name(), connection.epoch);
-            let socket = connection.socket.clone();
-            let reply = socket.ask(bind, session.response_timeout()).await;
-            let (life, server) = read_by(reply, read::<(i64, String)>)?;
-            Ok((Self { connection, life }, server))
-        };
-        let bound: Result<(Self, String), Error> = bound.await;
-        let (bound, server) = bound.inspect_err(|error| session.set_unbound(error, answered))?;
-        session.set_bound(bound.life, server.into())?;
-        let is_present = session.life() == Some(bound.life);
+        let unbound = |error: &Error| session.set_unbound(error, answered);
+        let connection = connection.inspect_err(unbound)?;
+        let bind = request::bind(session.name(), connection.epoch);
+        let socket = connection.socket.clone();
+        let reply = socket.ask(bind, session.response_timeout()).await;
+        let bound = read_by(reply, read::<(i64, String)>);
+        let (life, server) = bound.inspect_err(unbound)?;
+        session.set_bound(life, server.into())?;
+        let is_present = session.life() == Some(life);
         let unheard = || Error::from_text("STALE the session lives another life");
-        is_present.then_some(bound).ok_or_else(unheard)
+        let bound = is_present.then_some(Self { connection, life });
+        bound.ok_or_else(unheard)
     }
 
     /// Ends when the connection is of no use: it is over, or the session is not in its life any

@@ -78,7 +78,7 @@ impl Listening {
             let late_answer = overdue.as_mut().map(|old| &mut old.reply);
             let asked = call.as_ref().map(|call| call.connection.epoch);
             let end = call.as_mut().map(Call::end);
-            let is_asked = end.is_some();
+            let is_asked = asked.is_some();
             tokio::select! {
                 biased;
                 Some(answer) = OptionFuture::from(late_answer) => match overdue.take() {

@@ -190,9 +190,10 @@ impl Session {
         right
     }
 
-    /// None could be bound. This session connection had been answered before that was tried: a
-    /// server that knows no session casts doubt on it. One that was answered only meanwhile may
-    /// have begun the session there a moment after BIND was refused.
+    /// No command connection could be bound. `answered` is the session connection that had been
+    /// answered when BIND was sent. If the server does not know the session, that connection may
+    /// lead to another server. One that was answered later is not doubted: BIND may have arrived a
+    /// moment before RLOCK.EVENTS began the session.
     pub(super) fn set_unbound(&self, error: &Error, answered: Option<u64>) {
         if error.code.is_early() {
             self.state.send_modify(|state| state.doubted = answered);
