@@ -9,6 +9,7 @@ use crate::interface::stored::Stored;
 use crate::interface::stored_permits::PermitsHash;
 use crate::memory::hold::SessionHold;
 use crate::values::ids::SessionId;
+use crate::values::limits::HOLD_COUNT_MAX;
 use crate::values::mode::Mode;
 use crate::values::token::Token;
 
@@ -87,6 +88,10 @@ impl Decision<'_> {
             _ => return Ok((left, Then::Nothing)),
         };
         self.bind(request.owner, mode, None, token, ends_at);
+        if held == HOLD_COUNT_MAX {
+            // It could not be entered once more.
+            self.holder_may_have_all(request.owner);
+        }
         Ok((left, Then::Nothing))
     }
 

@@ -306,8 +306,16 @@ impl Locks {
         let of = self.wait_of(first).must_exist()?;
         let waiter = self.table.get(first)?;
         let (reply_to, session) = (waiter.reply_to, waiter.session);
+        let (multi, is_as_before) = (waiter.multi, waiter.once == newcomer.once);
         for waiter in self.members(&first).to_vec() {
             self.table.take_over(waiter, newcomer, now);
+        }
+        if !is_as_before {
+            // With ONCE it may be let in where its hold has the largest count.
+            if let Some(multi) = multi.and_then(|multi| self.multis.get_mut(multi)) {
+                multi.blocked_in = None;
+            }
+            self.mark_queues_of(first);
         }
         if let Some(session) = session {
             self.sessions.remove_waiter(session, first);

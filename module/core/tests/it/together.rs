@@ -279,6 +279,27 @@ fn a_lock_that_the_owner_holds_is_entered_past_its_line() {
     ends_with(&[&held[..], &[given]].concat(), [(&[B], &[]), (&[B], &[])]);
 }
 
+/// Behind another waiter, at whose queue nobody looks again while nothing comes of it.
+#[test]
+fn who_has_entered_too_often_to_be_granted_is_granted_when_that_is_over() {
+    let (owner, value) = (B, "2147483646");
+    let blocked = [
+        listen(0, 0),
+        take(B, 0),
+        by_others(0, Change::SetCount { owner, value }),
+        take(A, 1),
+        wait(C, 0),
+        wait_for_all(B, &[0, 1]),
+        take(B, 0),
+        release(A, 1),
+    ];
+    ends_with(&blocked, [(&[B], &[C, B]), (&[], &[B])]);
+    for once_more in [release(B, 0), queue_for_all(B, &[0, 1], true)] {
+        let story = [&blocked[..], &[once_more, Op::Pass { ms: 0 }]].concat();
+        ends_with(&story, [(&[B], &[C]), (&[B], &[])]);
+    }
+}
+
 #[test]
 fn a_wait_ends_in_all_lines_at_once() {
     let held = [take(A, 0), wait_for_all(B, &[0, 1]), wait(C, 1)];
