@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, OptionFuture};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::Value;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::error::Error;
 use crate::time::part_of_grace;
@@ -82,10 +83,15 @@ impl Listening {
             tokio::select! {
                 biased;
                 Some(answer) = OptionFuture::from(late_answer) => match overdue.take() {
-                    // The call under way tells whether the session is there.
+                    // The call under way tells whether the session is there. Until then this
+                    // connection stays: its end could reach the server first.
                     Some(old) if is_asked => {
-                        let told = read_by(answer, read_told);
-                        let _ = told.map(|told| self.hear(&old, told));
+                        let told = read_by(answer, read_told).ok();
+                        overdue = told.map(|told| {
+                            self.hear(&old, told);
+                            let reply = pending().boxed();
+                            Call { reply, ..old }
+                        });
                     }
                     Some(old) if self.hears(&old, answer) => {
                         call = Some(self.next(old).await);
@@ -94,8 +100,8 @@ impl Listening {
                 },
                 Some(end) = OptionFuture::from(end) => match (call.take(), end) {
                     (Some(last), Some(answer)) => {
-                        overdue = None;
                         if self.hears(&last, answer) {
+                            overdue = None;
                             call = Some(self.next(last).await);
                         }
                     }
@@ -104,8 +110,12 @@ impl Listening {
                         overdue = last;
                     }
                 },
-                // The command connection leads to another server. Nothing is known to be broken.
-                () = session.doubted(asked), if is_asked => call = None,
+                // The command connection leads to another server. Until the session is confirmed
+                // there, nothing that is kept is handed on.
+                () = session.doubted(asked), if is_asked => {
+                    self.broken(Error::not_attached());
+                    call = None;
+                }
                 connection = self.open(), if !is_asked => {
                     // Answered at once, and so it confirms at once.
                     call = Some(self.call(connection, None, session.response_timeout()));
@@ -183,26 +193,47 @@ impl Listening {
         }
     }
 
-    /// Connects until it succeeds, with pauses between the tries. Each is at most a quarter of what
-    /// is left of the grace, so that a server which is back in time is found in time: a pause of a
-    /// quarter of the whole could end after it. At the end of the grace, where all clients of a
-    /// server would try at once, a fiftieth of it is allowed. Afterwards they grow, whatever the
-    /// grace is.
+    /// Connects until it succeeds, with pauses between the tries.
+    ///
+    /// Within the grace a try may last no longer than a pause before the next begins beside it: where
+    /// packets are lost, the kernel asks for a connection again only after a second, and a guard may
+    /// be lost by then. It goes on, for a server may only be slow. These are a dozen at most.
     async fn open(&mut self) -> Connection {
+        let session = Arc::clone(&self.session);
+        let mut tries = FuturesUnordered::new();
         loop {
-            if self.session.is_retired() {
+            if session.is_retired() {
                 // Until it is aborted: another listens in its place.
                 pending::<()>().await;
             }
-            let grace = self.session.identity.grace;
-            let left = self.told.and_then(|told| grace.checked_sub(told.elapsed()));
-            let longest = left.map(|left| part(left, 4).max(part(grace, 50)));
-            self.pace.keep(longest.unwrap_or(Duration::MAX)).await;
-            match self.session.connector.open().await {
-                Ok(connection) => return connection,
-                Err(error) => self.broken(error),
+            let (longest, is_under_way) = (self.longest_pause(), !tries.is_empty());
+            let next = async {
+                match longest {
+                    Some(longest) if is_under_way => sleep(longest).await,
+                    None if is_under_way => pending().await,
+                    _ => self.pace.keep(longest.unwrap_or(Duration::MAX)).await,
+                }
+            };
+            tokio::select! {
+                biased;
+                Some(tried) = tries.next() => match tried {
+                    Ok(connection) => return connection,
+                    Err(error) => self.broken(error),
+                },
+                () = next => tries.push(session.connector.open()),
             }
         }
+    }
+
+    /// Within the grace: a quarter of what is left of it, so that a server is found that is back in
+    /// time. A pause of a quarter of the whole could end after it. But a fiftieth of the grace at
+    /// least, for at its end all clients of a server would try at once.
+    ///
+    /// `None`: the grace is over, and pauses grow.
+    fn longest_pause(&self) -> Option<Duration> {
+        let grace = self.session.identity.grace;
+        let left = grace.checked_sub(self.told?.elapsed())?;
+        Some(part(left, 4).max(part(grace, 50)))
     }
 
     fn broken(&self, error: Error) {

@@ -285,6 +285,33 @@ fn a_try_does_not_pass_who_waits_in_its_process() -> Result<(), Error> {
     })
 }
 
+/// BIND says that the server has no such session, whose connection seems to be there still.
+#[test]
+fn what_is_kept_is_not_handed_on_once_its_session_is_doubted() -> Result<(), Error> {
+    const ADDRESS: &str = "one:6379";
+    rlock_test::run(1, async |network| {
+        let _server = network.server(ADDRESS);
+        let host = network.host();
+        host.set_latency(ms(20));
+        let settings = Client::builder().dial(host.dial()).grace(Duration::ZERO);
+        let client = settings.connect("redis://one").await?;
+        let lock = client.lock("k").keep(HOUR);
+        lock.lock().await?.unlock().await?;
+        let dials = host.dials();
+        host.half_open(ADDRESS, 0, Direction::ToServer);
+        host.reset_one(ADDRESS, 1);
+        // One for commands, and one for the session once it is doubted.
+        while host.dials() < dials + 2 {
+            sleep(ms(1)).await;
+        }
+        host.cut(ADDRESS, Direction::ToServer);
+        let next = timeout(ms(500), lock.lock()).await;
+        assert!(next.is_err(), "it is not known to be held");
+        host.mend(ADDRESS);
+        lock.lock().await?.unlock().await
+    })
+}
+
 #[test]
 fn who_is_refused_hears_what_is_left_of_the_lease_and_not_of_the_grace() -> Result<(), Error> {
     rlock_test::run(1, async |network| {

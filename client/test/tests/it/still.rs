@@ -2,13 +2,16 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use rlock_client::test_util::{Dial, Dialing};
 use rlock_client::{Client, ClientBuilder, Error, ErrorKind, QuorumClient};
 use rlock_test::{Direction, Host, Moment};
 use tokio::task::{spawn_local, yield_now};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 const LEASE: Duration = Duration::from_secs(2);
 
@@ -206,6 +209,75 @@ fn a_connection_that_falls_silent_after_a_stall_costs_no_guard() -> Result<(), E
             assert!(!guard.is_lost(), "seed {seed}");
             Ok(())
         })?;
+    }
+    Ok(())
+}
+
+/// A network that loses all packets until then: the kernel asks for a connection again a second
+/// after it has asked.
+#[derive(Clone, Debug)]
+struct Lossy {
+    until: Arc<Mutex<Option<Instant>>>,
+    asked: Arc<AtomicU32>,
+    network: Arc<dyn Dial>,
+}
+
+impl Lossy {
+    fn of(host: &Host) -> Self {
+        Self {
+            until: Arc::default(),
+            asked: Arc::default(),
+            network: Arc::new(host.dial()),
+        }
+    }
+
+    fn lose_for(&self, time: Duration) {
+        *self.until.lock().expect("one thread") = Some(Instant::now() + time);
+    }
+}
+
+impl Dial for Lossy {
+    fn dial(&self, address: &str) -> Dialing {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let (lossy, address) = (self.clone(), address.to_owned());
+        Box::pin(async move {
+            while *lossy.until.lock().expect("one thread") > Some(Instant::now()) {
+                sleep(Duration::from_secs(1)).await;
+            }
+            lossy.network.dial(&address).await
+        })
+    }
+}
+
+/// The connections that were open before stay silent.
+#[test]
+fn a_network_that_loses_all_for_a_while_costs_no_guard() -> Result<(), Error> {
+    for (grace, silence) in [(1_000, 790), (2_000, 1_690), (5_000, 4_390)] {
+        for seed in 1..=20_u32 {
+            rlock_test::run(seed.into(), async |network| {
+                let _server = network.server("locks:6379");
+                let host = network.host();
+                let network = Lossy::of(&host);
+                let settings = settings(&host).lease(Duration::from_secs(30));
+                let settings = settings.grace(Duration::from_millis(grace));
+                let client = settings.dial(network.clone());
+                let client = client.connect("redis://locks:6379").await?;
+                let guard = client.lock("orders").lock().await?;
+                sleep(Duration::from_secs(5)).await;
+                sleep(Duration::from_millis(13).saturating_mul(seed)).await;
+                let before = network.asked.load(Ordering::Relaxed);
+                network.lose_for(Duration::from_millis(silence));
+                for number in [0, 1] {
+                    let cut = host.cut_one("locks:6379", number, Direction::ToServer);
+                    assert!(cut.is_some());
+                }
+                sleep(Duration::from_secs(10)).await;
+                assert!(!guard.is_lost(), "grace {grace}, seed {seed}");
+                let asked = network.asked.load(Ordering::Relaxed) - before;
+                assert!(asked < 20, "{asked} connections, grace {grace}");
+                Ok::<_, Error>(())
+            })?;
+        }
     }
     Ok(())
 }
