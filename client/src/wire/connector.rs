@@ -58,6 +58,10 @@ impl Connection {
         let over = self.closed.clone().run_until_cancelled_owned(replaced);
         over.map(drop)
     }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.closed.is_cancelled() || self.replaced.is_cancelled()
+    }
 }
 
 impl Connector {

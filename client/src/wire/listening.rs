@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, OptionFuture};
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::Value;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -70,8 +69,8 @@ pub(crate) async fn run(session: Arc<Session>) {
 
 impl Listening {
     /// An overdue call may be answered yet, if the server only stood still. It is waited for while
-    /// the next connection is opened, and until the first call there is answered: to close its
-    /// connection earlier would cost our waiters their places.
+    /// the next connection is opened, and until the first call there is answered or overdue too: to
+    /// close its connection earlier would cost our waiters their places.
     async fn listen(mut self) {
         let session = Arc::clone(&self.session);
         let (mut call, mut overdue) = (None::<Call>, None::<Call>);
@@ -83,6 +82,8 @@ impl Listening {
             tokio::select! {
                 biased;
                 Some(answer) = OptionFuture::from(late_answer) => match overdue.take() {
+                    // Another server is the one to use.
+                    Some(old) if old.connection.is_over() => {}
                     // The call under way tells whether the session is there. Until then this
                     // connection stays: its end could reach the server first.
                     Some(old) if is_asked => {
@@ -100,8 +101,8 @@ impl Listening {
                 },
                 Some(end) = OptionFuture::from(end) => match (call.take(), end) {
                     (Some(last), Some(answer)) => {
+                        overdue = None;
                         if self.hears(&last, answer) {
-                            overdue = None;
                             call = Some(self.next(last).await);
                         }
                     }
@@ -113,7 +114,9 @@ impl Listening {
                 // The command connection leads to another server. Until the session is confirmed
                 // there, nothing that is kept is handed on.
                 () = session.doubted(asked), if is_asked => {
-                    self.broken(Error::not_attached());
+                    if session.is_attached() {
+                        self.broken(Error::not_attached());
+                    }
                     call = None;
                 }
                 connection = self.open(), if !is_asked => {
@@ -195,45 +198,63 @@ impl Listening {
 
     /// Connects until it succeeds, with pauses between the tries.
     ///
-    /// Within the grace a try may last no longer than a pause before the next begins beside it: where
-    /// packets are lost, the kernel asks for a connection again only after a second, and a guard may
-    /// be lost by then. It goes on, for a server may only be slow. These are a dozen at most.
+    /// Within the grace a try that takes long goes on beside another, which is begun anew now and
+    /// then: where packets are lost, the kernel asks for a connection again only after a second, and
+    /// guards may be lost by then. But a server may only be slow. With sentinels a try is not only a
+    /// connection, and goes on alone.
     async fn open(&mut self) -> Connection {
         let session = Arc::clone(&self.session);
-        let mut tries = FuturesUnordered::new();
+        let are_beside = session.connector.sentinels.is_empty();
+        let (mut first, mut beside) = (None, None);
         loop {
             if session.is_retired() {
                 // Until it is aborted: another listens in its place.
                 pending::<()>().await;
             }
-            let (longest, is_under_way) = (self.longest_pause(), !tries.is_empty());
+            let (left, is_under_way) = (self.grace_left(), first.is_some());
             let next = async {
-                match longest {
-                    Some(longest) if is_under_way => sleep(longest).await,
-                    None if is_under_way => pending().await,
-                    _ => self.pace.keep(longest.unwrap_or(Duration::MAX)).await,
+                match left {
+                    // Half of what is left: a handful of tries.
+                    Some(left) if is_under_way && are_beside => sleep(self.pause(left, 2)).await,
+                    _ if is_under_way => pending().await,
+                    Some(left) => self.pace.keep(self.pause(left, 4)).await,
+                    None => self.pace.keep(Duration::MAX).await,
                 }
             };
-            tokio::select! {
+            let tried = tokio::select! {
                 biased;
-                Some(tried) = tries.next() => match tried {
-                    Ok(connection) => return connection,
-                    Err(error) => self.broken(error),
-                },
-                () = next => tries.push(session.connector.open()),
+                Some(tried) = OptionFuture::from(first.as_mut()) => {
+                    first = beside.take();
+                    tried
+                }
+                Some(tried) = OptionFuture::from(beside.as_mut()) => {
+                    beside = None;
+                    tried
+                }
+                () = next => {
+                    let slot = if is_under_way { &mut beside } else { &mut first };
+                    *slot = Some(session.connector.open().boxed());
+                    continue;
+                }
+            };
+            match tried {
+                Ok(connection) => return connection,
+                Err(error) => self.broken(error),
             }
         }
     }
 
-    /// Within the grace: a quarter of what is left of it, so that a server is found that is back in
-    /// time. A pause of a quarter of the whole could end after it. But a fiftieth of the grace at
-    /// least, for at its end all clients of a server would try at once.
-    ///
-    /// `None`: the grace is over, and pauses grow.
-    fn longest_pause(&self) -> Option<Duration> {
+    fn grace_left(&self) -> Option<Duration> {
         let grace = self.session.identity.grace;
         let left = grace.checked_sub(self.told?.elapsed())?;
-        Some(part(left, 4).max(part(grace, 50)))
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// The longest pause between two tries within the grace: this part of what is left of it, so
+    /// that a server is found that is back in time. A pause of a part of the whole could end after
+    /// it. But a fiftieth of the grace, for at its end all clients of a server would try at once.
+    fn pause(&self, left: Duration, of: u32) -> Duration {
+        part(left, of).max(part(self.session.identity.grace, 50))
     }
 
     fn broken(&self, error: Error) {
