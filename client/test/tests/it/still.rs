@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -217,7 +217,7 @@ fn a_connection_that_falls_silent_after_a_stall_costs_no_guard() -> Result<(), E
 /// after it has asked.
 #[derive(Clone, Debug)]
 struct Lossy {
-    until: Arc<Mutex<Option<Instant>>>,
+    until: Arc<OnceLock<Instant>>,
     asked: Arc<AtomicU32>,
     network: Arc<dyn Dial>,
 }
@@ -231,8 +231,8 @@ impl Lossy {
         }
     }
 
-    fn lose_for(&self, time: Duration) {
-        *self.until.lock().expect("one thread") = Some(Instant::now() + time);
+    fn lose_until(&self, until: Instant) {
+        assert_eq!(self.until.set(until), Ok(()), "once");
     }
 }
 
@@ -241,7 +241,7 @@ impl Dial for Lossy {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let (lossy, address) = (self.clone(), address.to_owned());
         Box::pin(async move {
-            while *lossy.until.lock().expect("one thread") > Some(Instant::now()) {
+            while lossy.until.get() > Some(&Instant::now()) {
                 sleep(Duration::from_secs(1)).await;
             }
             lossy.network.dial(&address).await
@@ -266,7 +266,7 @@ fn a_network_that_loses_all_for_a_while_costs_no_guard() -> Result<(), Error> {
                 sleep(Duration::from_secs(5)).await;
                 sleep(Duration::from_millis(13).saturating_mul(seed)).await;
                 let before = network.asked.load(Ordering::Relaxed);
-                network.lose_for(Duration::from_millis(silence));
+                network.lose_until(Instant::now() + Duration::from_millis(silence));
                 for number in [0, 1] {
                     let cut = host.cut_one("locks:6379", number, Direction::ToServer);
                     assert!(cut.is_some());
