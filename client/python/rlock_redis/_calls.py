@@ -150,7 +150,11 @@ class Link:
                 self.session.hear(sent, *reply)
                 for event in (self.begun, self.beat, self.time):  # to see what was forgotten
                     event.set()
-            pause = int(self.pause * 1000)
+                late = self.session.clock() - sent - pause / 1000
+            # A late reply says nothing of the time since it was asked for: the next comes at once,
+            # so that another silence does not come on top of this one. But not again and again.
+            is_late = pause > 1 and late > self.session.grace / 8
+            pause = 1 if is_late else int(self.pause * 1000)
 
     async def _carry(self, connection: Any, number: int) -> None:
         """The command connection. What has no answer from the one before is sent again."""
