@@ -82,7 +82,7 @@ impl Listening {
             tokio::select! {
                 biased;
                 Some(answer) = OptionFuture::from(late_answer) => match overdue.take() {
-                    // Another server is the one to use.
+                    // Another server is the one to use, or this one has closed it.
                     Some(old) if old.connection.is_over() => {}
                     // The call under way tells whether the session is there. Until then this
                     // connection stays: its end could reach the server first.
@@ -111,14 +111,8 @@ impl Listening {
                         overdue = last;
                     }
                 },
-                // The command connection leads to another server. Until the session is confirmed
-                // there, nothing that is kept is handed on.
-                () = session.doubted(asked), if is_asked => {
-                    if session.is_attached() {
-                        self.broken(Error::not_attached());
-                    }
-                    call = None;
-                }
+                // The command connection leads to another server. Nothing is known to be broken.
+                () = session.doubted(asked), if is_asked => call = None,
                 connection = self.open(), if !is_asked => {
                     // Answered at once, and so it confirms at once.
                     call = Some(self.call(connection, None, session.response_timeout()));

@@ -133,7 +133,9 @@ impl State {
     }
 
     fn is_attached(&self) -> bool {
-        self.present.is_some() && self.broken.is_none() && matches!(self.bound, Some(Ok(_)))
+        let is_doubted = self.doubted.is_some() && self.doubted == self.answered;
+        let is_broken = self.broken.is_some() || is_doubted;
+        self.present.is_some() && !is_broken && matches!(self.bound, Some(Ok(_)))
     }
 
     /// How the first try has ended. An answer that is only late does not end it; that its node is
