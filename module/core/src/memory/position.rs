@@ -63,3 +63,42 @@ fn add(ranges: &mut BTreeMap<u64, i64>, number: u64) {
     let count = ranges.entry(number >> RANGE_BITS).or_default();
     *count = count.saturating_add(1);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn a_position_in_a_long_queue_is_that_of_a_short_walk() {
+        let (mut positions, mut numbers) = (Positions::default(), BTreeSet::new());
+        let length = |numbers: &BTreeSet<u64>| u32::try_from(numbers.len()).expect("few");
+        for step in 0..4 * u64::from(LONG) {
+            positions.joined(step);
+            numbers.insert(step);
+            // Whole ranges are left empty, and others nearly.
+            if step % 3 != 0 && step > 2_000 {
+                let left = (step * 7) % 2_000;
+                if numbers.remove(&left) {
+                    positions.left(left);
+                }
+            }
+            for number in [step, step / 2, 0] {
+                let all = numbers.iter().copied();
+                let (counted, from) = positions.before(number, length(&numbers), all);
+                let walked = numbers.range(from..number).count();
+                let before = i64::try_from(numbers.range(..number).count()).expect("few");
+                assert_eq!(counted + i64::try_from(walked).expect("few"), before);
+                let is_long = numbers.len() >= usize::try_from(LONG).expect("few");
+                assert_eq!(from > 0, is_long && number >> RANGE_BITS > 0, "{step}");
+                assert!(!is_long || number - from < 1 << RANGE_BITS);
+            }
+        }
+        assert_eq!(positions.before(9_000, LONG - 1, [].into_iter()), (0, 0));
+        // Those who joined and left a short queue were not counted.
+        numbers.clear();
+        let all = (9_000..9_000 + u64::from(LONG)).collect::<Vec<_>>();
+        let (counted, from) = positions.before(9_800, LONG, all.iter().copied());
+        assert_eq!((counted, from), (9_728 - 9_000, 9_728));
+    }
+}
