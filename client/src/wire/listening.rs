@@ -193,9 +193,9 @@ impl Listening {
     /// Connects until it succeeds, with pauses between the tries.
     ///
     /// Within the grace a try that takes long goes on beside another, which is begun anew now and
-    /// then: where packets are lost, the kernel asks for a connection again only after a second, and
-    /// guards may be lost by then. But a server may only be slow. With sentinels a try is not only a
-    /// connection, and goes on alone.
+    /// then: where packets are lost, the kernel asks for a connection again only after a second,
+    /// and guards may be lost by then. But a server may only be slow. With sentinels a try is more
+    /// than a connection, and goes on alone.
     async fn open(&mut self) -> Connection {
         let session = Arc::clone(&self.session);
         let are_beside = session.connector.sentinels.is_empty();
