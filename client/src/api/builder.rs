@@ -166,7 +166,8 @@ impl ClientBuilder {
     /// network or the server that is longer costs the locks held. One that is shorter than nine
     /// tenths of the grace, less 100 ms, costs none, and no renewal; from a quarter of the grace on
     /// the client connects once more meanwhile, in case it is the connection that is silent. A
-    /// client asks some 28 times in a grace of 5 s, and 18 times in one of 1 s.
+    /// client asks some 28 times in a grace of 5 s, and 18 times in one of 1 s. Behind sentinels a
+    /// network that loses all packets for so long may cost locks all the same.
     ///
     /// It is zero, or from 1 ms to an hour. With zero the server hands a dead process's locks on at
     /// once, and it does so too when only the connection broke: a guard may learn of that

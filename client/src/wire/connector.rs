@@ -59,6 +59,7 @@ impl Connection {
         over.map(drop)
     }
 
+    /// Whether [`over`](Self::over) has happened.
     pub(super) fn is_over(&self) -> bool {
         self.closed.is_cancelled() || self.replaced.is_cancelled()
     }

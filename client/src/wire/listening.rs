@@ -208,7 +208,7 @@ impl Listening {
             let (left, is_under_way) = (self.grace_left(), first.is_some());
             let next = async {
                 match left {
-                    // Half of what is left: a handful of tries.
+                    // There are few tries then.
                     Some(left) if is_under_way && are_beside => sleep(self.pause(left, 2)).await,
                     _ if is_under_way => pending().await,
                     Some(left) => self.pace.keep(self.pause(left, 4)).await,
@@ -244,9 +244,9 @@ impl Listening {
         (!left.is_zero()).then_some(left)
     }
 
-    /// The longest pause between two tries within the grace: this part of what is left of it, so
-    /// that a server is found that is back in time. A pause of a part of the whole could end after
-    /// it. But a fiftieth of the grace, for at its end all clients of a server would try at once.
+    /// The longest pause between two tries: a part of what is left of the grace. A server that is
+    /// back in time is found in time then. At the end of the grace all clients of a server would
+    /// try at once, so it is a fiftieth of the grace at least.
     fn pause(&self, left: Duration, of: u32) -> Duration {
         part(left, of).max(part(self.session.identity.grace, 50))
     }

@@ -95,7 +95,7 @@ mod tests {
             }
         }
         assert_eq!(positions.before(9_000, LONG - 1, [].into_iter()), (0, 0));
-        // Those who joined and left a short queue were not counted.
+        // While a queue is short, nobody in it is counted.
         numbers.clear();
         let all = (9_000..9_000 + u64::from(LONG)).collect::<Vec<_>>();
         let (counted, from) = positions.before(9_800, LONG, all.iter().copied());
