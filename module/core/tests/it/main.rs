@@ -72,12 +72,14 @@ mod invariants;
 mod life;
 mod twin;
 // The tests: random histories, all short ones, and tables of arguments.
+mod corners;
 mod crowded;
 mod deadlock;
 mod exhaustive;
 mod model;
 mod parsing;
 mod portions;
+mod questions;
 mod sessions;
 mod timer;
 mod together;

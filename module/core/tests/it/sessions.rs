@@ -9,6 +9,7 @@ use crate::world::{Named, OWNERS, Op, World, place, replay_to};
 use rlock_core::Mode;
 
 mod bound;
+mod endings;
 mod lives;
 
 const A: usize = 0;

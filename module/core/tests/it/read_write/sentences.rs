@@ -515,6 +515,17 @@ fn a_waiting_writer_is_granted_when_the_last_timeout_key_ends() {
     assert!(server.holds(C, Write));
 }
 
+/// The queue learns of the earlier end.
+#[test]
+fn a_waiting_writer_is_granted_when_a_lease_ends_that_once_made_shorter() {
+    let mut server = Server::new();
+    server.takes(A, Read, 500);
+    server.waits(C, Write);
+    server.takes_once(A, Read, 30);
+    server.passes(31);
+    assert!(server.holds(C, Write));
+}
+
 #[test]
 fn so_is_a_waiter_of_the_plain_lock_that_a_script_made_one_of_readers() {
     let mut server = Server::new();

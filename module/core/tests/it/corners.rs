@@ -1,0 +1,495 @@
+//! Corners that the random histories seldom reach: single turns, each with the readings that lead
+//! there.
+
+use crate::wanted::{LIMITS, NOW, asked, decide, words};
+use rlock_core::request::{Acquire, Cancel, Events, MultiAcquire, Release, Renew};
+use rlock_core::{
+    BlockedClient, Command, CommandError, Count, Effect, Field, Hash, Holder, Known, LockRef,
+    Locks, Mode, Now, Outcome, Permits, PermitsHash, PermitsHold, PermitsHolders, Purpose, Read,
+    ReadHold, ReadWrite, Room, SessionId, Stored, Subject, Task, Token, Turn, Wait, WaitOutcome,
+    Write,
+};
+
+const END: i64 = 2_000_000;
+
+fn at(name: &[u8]) -> LockRef<'_> {
+    LockRef { db: 0, name }
+}
+
+/// Another owner holds it.
+fn held_until(ends_at: i64) -> Stored {
+    Stored::Plain(Hash {
+        own: None,
+        token: Known::read(Token::new(7)),
+        others: true,
+        ends_at: Known::read(Some(ends_at)),
+    })
+}
+
+fn permits(own: Option<PermitsHold>, others_end: Option<i64>, ends_at: i64) -> PermitsHash {
+    PermitsHash {
+        own,
+        others_end,
+        room: Room::Now,
+        limit: Permits::new(9),
+        ends_at: Some(ends_at),
+        is_there: true,
+        ..PermitsHash::default()
+    }
+}
+
+/// A client waits with this request, for a lock that is stored like this.
+fn waits(locks: &mut Locks, request: &str, handle: usize, stored: &Stored) {
+    let request = Acquire::parse(words(request)).unwrap();
+    begin(
+        locks,
+        Command::Acquire(&request),
+        handle,
+        &Read::One(stored),
+    );
+}
+
+fn begin(locks: &mut Locks, command: Command<'_>, handle: usize, read: &Read<'_>) {
+    let (mut turn, mut effects) = (Turn::of(command, 0, u32::MAX), Vec::new());
+    while let Some(task) = locks.next_task(&mut turn, NOW) {
+        let read = match task.purpose {
+            Purpose::Holders => Read::Owners(&[]),
+            _ => read.clone(),
+        };
+        locks.decide(&mut turn, task.found(read), NOW, &mut effects);
+    }
+    let client = BlockedClient {
+        handle,
+        client_id: 5,
+    };
+    let joined = locks.enqueue(&mut turn, Some(client), NOW, &mut effects);
+    assert!(joined.is_some(), "{:?}", turn.outcome());
+}
+
+/// Fires the timer once. `read` answers each task. Returns the purposes and the effects.
+fn fires<'r>(
+    locks: &mut Locks,
+    now: Now,
+    mut read: impl FnMut(&Task) -> Read<'r>,
+) -> (Vec<Purpose>, Vec<Effect>) {
+    let (mut purposes, mut effects) = (Vec::new(), Vec::new());
+    locks.passed(now, &mut effects);
+    let mut turn = Turn::of_timer();
+    while let Some(task) = locks.next_task(&mut turn, now) {
+        purposes.push(task.purpose);
+        let read = read(&task);
+        locks.decide(&mut turn, task.found(read), now, &mut effects);
+    }
+    (purposes, effects)
+}
+
+/// The lock that a task is about.
+fn name_of(task: &Task) -> Vec<u8> {
+    match &task.subject {
+        Subject::One(lock, _) => lock.name.to_vec(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn writes(effects: &[Effect]) -> Vec<&Write> {
+    let mut writes = Vec::new();
+    for effect in effects {
+        if let Effect::Write { write, .. } = effect {
+            writes.push(write);
+        }
+    }
+    writes
+}
+
+/// The handles of the clients that leave with nothing.
+fn refused(effects: &[Effect]) -> Vec<usize> {
+    let client = |effect: &Effect| match effect {
+        Effect::Leave {
+            client,
+            why: WaitOutcome::Refused(_),
+        } => Some(*client),
+        _ => None,
+    };
+    effects.iter().filter_map(client).collect()
+}
+
+/// A session with these holds, each taken with this request where this is stored. Returns their
+/// tokens as well.
+fn session_with(holds: &[(&str, Stored)]) -> (Locks, SessionId, Vec<Token>) {
+    let mut locks = Locks::default();
+    let listens = Events::parse(words("s")).unwrap();
+    let session = locks.attach(&listens, 1, LIMITS, NOW, &mut Vec::new());
+    let session = session.unwrap().session;
+    let told = locks.take_events(session, NOW);
+    assert!(told.unwrap().events.is_empty());
+    let tokens = holds.iter().map(|(request, stored)| {
+        let request = Acquire::parse(words(request)).unwrap();
+        match decide(&mut locks, Command::Acquire(&request), &[*stored]).1 {
+            Outcome::Held { token, .. } => token,
+            other => panic!("{other:?}"),
+        }
+    });
+    let tokens = tokens.collect();
+    (locks, session, tokens)
+}
+
+/// The session has ended with its connection.
+fn ends(mut locks: Locks) -> Locks {
+    locks.client_gone(1, NOW, &mut Vec::new());
+    locks
+}
+
+// --- Holds that end outside of a command ---------------------------------------------------------
+
+/// Alice and perhaps bob hold a permit for a session that ends, and alice's is found. Then this is
+/// read for the last of them. Returns the writes for it.
+fn last_end(owners: &[&str], last: Stored) -> Vec<Write> {
+    let held = Stored::Permits(permits(None, Some(END), END));
+    let requests: Vec<String> = owners
+        .iter()
+        .map(|owner| format!("k {owner} 1000 PERMITS 1 SESSION s"))
+        .collect();
+    let holds: Vec<_> = requests.iter().map(|of| (of.as_str(), held)).collect();
+    let (locks, _, tokens) = session_with(&holds);
+    let mut locks = ends(locks);
+    let mut read = 0;
+    let own = PermitsHold {
+        permits: Permits::new(1).unwrap(),
+        ends_at: END,
+        token: tokens[0],
+    };
+    let all = Stored::Permits(permits(Some(own), Some(END), END));
+    let (purposes, effects) = fires(&mut locks, NOW, |task| {
+        assert_eq!(task.purpose, Purpose::Release(Mode::Permits));
+        read += 1;
+        Read::One(if read == owners.len() { &last } else { &all })
+    });
+    assert_eq!(purposes.len(), owners.len());
+    let writes: Vec<Write> = writes(&effects).into_iter().cloned().collect();
+    // The first takes its field away, and leaves the key's end to the last one.
+    let first = [Write::Remove(Field::Owner(Holder::Caller))];
+    let (before, last) = writes.split_at(owners.len() - 1);
+    assert_eq!(before, &first[..owners.len() - 1]);
+    last.to_vec()
+}
+
+#[test]
+fn the_last_of_several_ends_sets_the_end_of_permits_even_if_it_ends_nothing() {
+    let of_carol = Stored::Permits(permits(None, Some(END - 500), END));
+    assert_eq!(
+        last_end(&["alice", "bob"], of_carol),
+        [Write::ExpireAt(END - 500)]
+    );
+    // Nobody holds any: the key goes.
+    assert_eq!(
+        last_end(&["alice", "bob"], Stored::NoHolder),
+        [Write::Delete]
+    );
+}
+
+/// Others have given alice another hold, and set the key's end.
+#[test]
+fn an_end_that_ends_nothing_leaves_the_end_of_permits() {
+    let other = PermitsHold {
+        permits: Permits::new(1).unwrap(),
+        ends_at: END,
+        token: Token::new(3).unwrap(),
+    };
+    let newer = Stored::Permits(permits(Some(other), None, END - 500));
+    assert_eq!(last_end(&["alice"], newer), []);
+    assert_eq!(last_end(&["alice"], Stored::NoHolder), []);
+}
+
+/// In the other order the writer would become a reader in between.
+#[test]
+fn a_writers_reading_ends_before_its_writing() {
+    let writes = |own_read| {
+        Stored::ReadWrite(ReadWrite {
+            own_write: Some(rlock_core::WriteHold {
+                count: Count::Valid(1),
+                token: Token::new(7),
+            }),
+            own_read,
+            others_write: false,
+            others_token: None,
+            others_read: None,
+            ends_at: Known::read(Some(END)),
+            is_partial: false,
+        })
+    };
+    let (locks, _, _) = session_with(&[
+        ("k alice 1000 WRITE SESSION s", Stored::Free),
+        ("k alice 1000 READ SESSION s", writes(None)),
+    ]);
+    let reader = ReadHold {
+        count: Count::Valid(1),
+        token: None,
+        ends_at: Known::read(END),
+    };
+    let stored = writes(Some(reader));
+    let (purposes, _) = fires(&mut ends(locks), NOW, |_| Read::One(&stored));
+    let of = Purpose::Release;
+    assert_eq!(purposes, [of(Mode::Read), of(Mode::Write)]);
+}
+
+/// When a command's time is up, it still ends what its own owner should no longer have, and leaves
+/// the others' to the timer.
+#[test]
+fn a_command_whose_time_is_up_ends_only_its_own_owners_hold() {
+    let held = |own: Option<Token>| {
+        Stored::Permits(permits(
+            own.map(|token| PermitsHold {
+                permits: Permits::new(1).unwrap(),
+                ends_at: END,
+                token,
+            }),
+            Some(END),
+            END,
+        ))
+    };
+    for (owner, should) in [("carol", 0), ("bob", 1)] {
+        let (locks, _, tokens) = session_with(&[
+            ("k alice 1000 PERMITS 1 SESSION s", held(None)),
+            ("k bob 1000 PERMITS 1 SESSION s", held(None)),
+        ]);
+        let mut locks = ends(locks);
+        let request = format!("k {owner} PERMITS 1");
+        let request = Release::parse(words(&request)).unwrap();
+        let mut turn = Turn::of(Command::Release(&request), 0, 10).with_budget(0);
+        let (mut ended, stored) = (0, held(Some(tokens[1])));
+        while let Some(task) = locks.next_task(&mut turn, NOW) {
+            if task.purpose == Purpose::Command {
+                break;
+            }
+            ended += 1;
+            locks.decide(
+                &mut turn,
+                task.found(Read::One(&stored)),
+                NOW,
+                &mut Vec::new(),
+            );
+        }
+        assert_eq!(ended, should, "{owner}");
+    }
+}
+
+// --- What cannot be read -------------------------------------------------------------------------
+
+#[test]
+fn a_command_at_a_key_that_cannot_be_read_is_refused_but_a_wait_can_be_cancelled() {
+    let run = |locks: &mut Locks, command| {
+        let mut turn = Turn::of(command, 0, 10);
+        while let Some(task) = locks.next_task(&mut turn, NOW) {
+            locks.decide(&mut turn, task.found(Read::Unknown), NOW, &mut Vec::new());
+        }
+        turn.outcome()
+    };
+    let mut locks = Locks::default();
+    waits(&mut locks, "k bob 1000 BLOCK 0", 1, &held_until(END));
+    let renew = Renew::parse(words("k alice 1000")).unwrap();
+    let refused = run(&mut locks, Command::Renew(&renew));
+    assert_eq!(refused.unwrap_err(), CommandError::SlotOnItsWay);
+    let cancel = Cancel::parse(words("k bob")).unwrap();
+    let left = run(&mut locks, Command::Cancel(&cancel));
+    assert!(matches!(left, Ok(Outcome::Number(1))), "{left:?}");
+    assert_eq!(locks.gauges().waiters, 0);
+}
+
+#[test]
+fn a_hold_whose_key_cannot_be_read_is_looked_at_again_after_a_second() {
+    let (mut locks, _) = asked();
+    locks.changed(at(b"k"));
+    let (purposes, _) = fires(&mut locks, NOW, |_| Read::Unknown);
+    assert_eq!(purposes, [Purpose::CheckHold(Mode::Plain)]);
+    assert_eq!(locks.next_deadline(NOW), Some(1000));
+}
+
+#[test]
+fn waiters_of_a_key_that_another_node_serves_are_sent_there() {
+    let mut locks = Locks::default();
+    waits(&mut locks, "k bob 1000 BLOCK 0", 1, &held_until(END));
+    locks.changed(at(b"k"));
+    let elsewhere = Read::Elsewhere(CommandError::SlotOnItsWay);
+    let (_, effects) = fires(&mut locks, NOW, |_| elsewhere.clone());
+    assert_eq!(refused(&effects), [1]);
+}
+
+/// The next look at the queue of that lock tells the waiters where to go.
+#[test]
+fn a_wait_for_several_of_which_one_is_elsewhere_looks_at_that_one() {
+    let mut locks = Locks::default();
+    let wait = MultiAcquire::parse(words("bob 1000 2 a b BLOCK 0")).unwrap();
+    let both = [Stored::Free, held_until(END)];
+    begin(
+        &mut locks,
+        Command::MultiAcquire(&wait),
+        1,
+        &Read::Several(&both),
+    );
+    locks.changed(at(b"b"));
+    let elsewhere = Read::Elsewhere(CommandError::SlotOnItsWay);
+    let (purposes, effects) = fires(&mut locks, NOW, |task| match task.purpose {
+        Purpose::GrantSeveral(_) => Read::NotHere(0),
+        _ if name_of(task) == b"a" => elsewhere.clone(),
+        _ => Read::One(&Stored::Free),
+    });
+    assert_eq!(refused(&effects), [1], "{purposes:?}");
+}
+
+// --- Queues --------------------------------------------------------------------------------------
+
+/// The key of former permits is there, with nobody in it, and ends when bob's lease will.
+#[test]
+fn permits_begin_without_the_rest_of_former_ones() {
+    let mut locks = Locks::default();
+    let held = Stored::Permits(PermitsHash {
+        room: Room::At(END),
+        ..permits(None, Some(END), END)
+    });
+    waits(&mut locks, "k alice 50 BLOCK 0 PERMITS 1", 1, &held);
+    waits(&mut locks, "k bob 5000 BLOCK 0 PERMITS 1", 2, &held);
+    locks.changed(at(b"k"));
+    let (alice_end, bob_end) = (NOW.wall_ms() + 50, NOW.wall_ms() + 5000);
+    let rest = permits(None, None, bob_end);
+    let nobody = PermitsHolders::default();
+    let (_, effects) = fires(&mut locks, NOW, |_| Read::Permits(&rest, &nobody));
+    let writes = writes(&effects);
+    assert_eq!(writes[0], &Write::Delete);
+    assert!(writes.contains(&&Write::ExpireAt(alice_end)), "{writes:?}");
+    assert_eq!(writes.last(), Some(&&Write::ExpireAt(bob_end)));
+}
+
+/// A plain waiter is ahead, so these cannot be told by the look at the first.
+#[test]
+fn waits_for_several_at_a_lock_that_became_another_kind_are_refused_in_portions() {
+    for (number, looks) in [(100, 1), (150, 2)] {
+        let mut locks = Locks::default();
+        waits(&mut locks, "k zed 1000 BLOCK 0", 999, &held_until(END));
+        let both = [held_until(END), Stored::Free];
+        for handle in 0..number {
+            let wait = format!("o{handle} 1000 2 k x{handle} BLOCK 0");
+            let wait = MultiAcquire::parse(words(&wait)).unwrap();
+            begin(
+                &mut locks,
+                Command::MultiAcquire(&wait),
+                handle,
+                &Read::Several(&both),
+            );
+        }
+        let readers = Stored::ReadWrite(ReadWrite {
+            own_write: None,
+            own_read: None,
+            others_write: false,
+            others_token: None,
+            others_read: Some(END),
+            ends_at: Known::read(Some(END)),
+            is_partial: false,
+        });
+        locks.changed(at(b"k"));
+        let (purposes, effects) = fires(&mut locks, NOW, |_| Read::One(&readers));
+        assert_eq!(refused(&effects).len(), number);
+        assert_eq!(purposes.len(), looks);
+        assert_eq!(locks.gauges().waiters, 1, "zed still waits");
+    }
+}
+
+/// Neither many holds nor many queues keep the others waiting.
+#[test]
+fn holds_and_queues_are_looked_at_in_turn() {
+    let (mut locks, _, tokens) = session_with(&[
+        ("a alice 1000 SESSION s", Stored::Free),
+        ("b alice 1000 SESSION s", Stored::Free),
+    ]);
+    for (handle, name) in ["c", "d"].into_iter().enumerate() {
+        let request = format!("{name} bob{handle} 1000 BLOCK 0");
+        waits(&mut locks, &request, handle, &held_until(END));
+    }
+    for name in [b"a", b"b", b"c", b"d"] {
+        locks.changed(at(name));
+    }
+    let own = |token| {
+        Stored::Plain(Hash {
+            own: Some(Count::Valid(1)),
+            token: Known::read(Some(token)),
+            others: false,
+            ends_at: Known::read(Some(END)),
+        })
+    };
+    let (of_a, of_b, held) = (own(tokens[0]), own(tokens[1]), held_until(END));
+    let (purposes, _) = fires(&mut locks, NOW, |task| match &*name_of(task) {
+        b"a" => Read::One(&of_a),
+        b"b" => Read::One(&of_b),
+        _ => Read::One(&held),
+    });
+    let is_hold = |purpose: &Purpose| matches!(purpose, Purpose::CheckHold(_));
+    let order: Vec<bool> = purposes.iter().map(is_hold).collect();
+    assert_eq!(order, [true, false, true, false]);
+}
+
+/// The lock had no end when the first began to wait.
+#[test]
+fn a_new_waiter_tells_the_queue_when_the_lease_ends() {
+    let mut locks = Locks::default();
+    let endless = Stored::Plain(Hash {
+        own: None,
+        token: Known::read(Token::new(7)),
+        others: true,
+        ends_at: Known::read(None),
+    });
+    waits(&mut locks, "k bob 1000 BLOCK 0", 1, &endless);
+    assert_eq!(locks.next_deadline(NOW), Some(1000));
+    let end = NOW.wall_ms() + 50;
+    waits(&mut locks, "k carol 1000 BLOCK 0", 2, &held_until(end));
+    assert_eq!(locks.next_deadline(NOW), Some(51));
+}
+
+#[test]
+fn a_lock_that_is_freed_before_its_lease_ends_has_not_expired() {
+    for (after_ms, expired) in [(0, 0), (1001, 1)] {
+        let mut locks = Locks::default();
+        let end = NOW.wall_ms() + 1000;
+        waits(&mut locks, "k bob 1000 BLOCK 0", 1, &held_until(end));
+        locks.changed(at(b"k"));
+        fires(&mut locks, NOW.after(after_ms), |_| {
+            Read::One(&Stored::Free)
+        });
+        assert_eq!(locks.counters().expiries, expired);
+    }
+}
+
+// --- Sessions ------------------------------------------------------------------------------------
+
+/// While it is woken to hear the events, they may be too many.
+#[test]
+fn a_listener_that_was_woken_and_went_has_left_its_events_unheard() {
+    let holds: Vec<String> = (0..11)
+        .map(|number| format!("k{number} alice 1000 SESSION s"))
+        .collect();
+    let holds: Vec<_> = holds.iter().map(|of| (of.as_str(), Stored::Free)).collect();
+    let (mut locks, session, _) = session_with(&holds);
+    locks.listen(session, 1, Wait::from_ms(0).unwrap(), NOW);
+    for number in 0..11 {
+        locks.changed(at(format!("k{number}").as_bytes()));
+    }
+    let (_, effects) = fires(&mut locks, NOW, |_| Read::One(&Stored::Free));
+    assert_eq!(effects, [Effect::Wake(1)]);
+    assert_eq!(locks.counters().sessions_overflowed, 0);
+    locks.woken_no_more(session);
+    assert_eq!(locks.next_deadline(NOW), Some(0));
+    locks.passed(NOW, &mut Vec::new());
+    assert_eq!(locks.counters().sessions_overflowed, 1);
+}
+
+/// What depends on the clock, and what does not.
+#[test]
+fn a_server_that_waits_for_nothing_reads_no_clock() {
+    let mut locks = Locks::default();
+    assert!(locks.is_quiet() && !locks.is_timed());
+    let (holds, _) = asked();
+    assert!(!holds.is_quiet() && !holds.is_timed());
+    waits(&mut locks, "k bob 1000 BLOCK 0", 1, &held_until(END));
+    assert!(!locks.is_quiet() && locks.is_timed());
+    let mut delayed = Locks::default();
+    delayed.start_grant_delay(NOW, 50);
+    assert!(delayed.is_timed());
+}
