@@ -128,6 +128,7 @@ mod tests {
         assert_eq!(of("set", writes), Ok(Guarded::Any));
         assert_eq!(of("get", |traits| traits.reads = true), Ok(Guarded::Any));
         assert_eq!(of("getdel", writes), Ok(Guarded::OfString(2)));
+        assert_eq!(of("getset", writes), Ok(Guarded::OfString(3)));
         assert_eq!(of("ping", |_| ()), Ok(Guarded::Any));
         // Neither WAIT nor SELECT has a flag that says more.
         assert_eq!(of("wait", |_| ()), Err(NotGuarded::NotAboutKeys));

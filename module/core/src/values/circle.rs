@@ -89,3 +89,36 @@ impl fmt::Display for Circle {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each owner has a name of one byte, and so has each lock.
+    fn circle(length: u8) -> Circle {
+        let name = |number: u8| Rc::from([number.checked_rem(length).unwrap_or(0)]);
+        let step = |number: u8| CircleStep {
+            owner: name(number),
+            waits_for: name(number.saturating_add(1)),
+            lock: Some(name(number)),
+        };
+        Circle::of((0..length).map(step).collect())
+    }
+
+    #[test]
+    fn a_circle_shows_sixteen_owners_and_says_whether_there_are_more() {
+        for length in [2, 16, 17] {
+            let text = circle(length).to_string();
+            assert_eq!(text.matches(" waits for ").count(), length.min(16).into());
+            assert_eq!(text.ends_with(", and so on"), length > 16, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_of_a_circle_is_counted() {
+        assert_eq!(circle(16).as_kept(10).size(), 16 * 3);
+        assert_eq!(circle(20).as_kept(10).size(), 16 * 3);
+        // A longer name of a lock is not kept.
+        assert_eq!(circle(16).as_kept(0).size(), 16 * 2);
+    }
+}

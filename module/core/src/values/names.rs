@@ -114,6 +114,8 @@ mod tests {
         assert_eq!(timeout_key(b"k", b"o:1", 2), b"{k}:o:1:rwlock_timeout:2");
         assert_eq!(limit_key(b"k"), b"{k}:rlock_limit");
         assert_eq!(name.fair_channel(b"o:1"), b"redisson_lock__channel:{k}:o:1");
+        assert_eq!(name.fair_queue().concat(), b"redisson_lock_queue:{k}");
+        assert_eq!(name.fair_timeouts().concat(), b"redisson_lock_timeout:{k}");
     }
 
     #[test]

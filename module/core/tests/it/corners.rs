@@ -26,6 +26,20 @@ fn held_until(ends_at: i64) -> Stored {
     })
 }
 
+/// The owner that it is read for holds it, alone.
+fn owned_by(token: Token) -> Stored {
+    Stored::Plain(Hash {
+        own: Some(Count::Valid(1)),
+        token: Known::read(Some(token)),
+        others: false,
+        ends_at: Known::read(Some(END)),
+    })
+}
+
+fn is_grant(effect: &Effect) -> bool {
+    matches!(effect, Effect::Grant { .. })
+}
+
 fn permits(own: Option<PermitsHold>, others_end: Option<i64>, ends_at: i64) -> PermitsHash {
     PermitsHash {
         own,
@@ -407,15 +421,7 @@ fn holds_and_queues_are_looked_at_in_turn() {
     for name in [b"a", b"b", b"c", b"d"] {
         locks.changed(at(name));
     }
-    let own = |token| {
-        Stored::Plain(Hash {
-            own: Some(Count::Valid(1)),
-            token: Known::read(Some(token)),
-            others: false,
-            ends_at: Known::read(Some(END)),
-        })
-    };
-    let (of_a, of_b, held) = (own(tokens[0]), own(tokens[1]), held_until(END));
+    let (of_a, of_b, held) = (owned_by(tokens[0]), owned_by(tokens[1]), held_until(END));
     let (purposes, _) = fires(&mut locks, NOW, |task| match &*name_of(task) {
         b"a" => Read::One(&of_a),
         b"b" => Read::One(&of_b),
@@ -441,6 +447,40 @@ fn a_new_waiter_tells_the_queue_when_the_lease_ends() {
     let end = NOW.wall_ms() + 50;
     waits(&mut locks, "k carol 1000 BLOCK 0", 2, &held_until(end));
     assert_eq!(locks.next_deadline(NOW), Some(51));
+}
+
+/// So does a caller that does not wait.
+#[test]
+fn a_caller_that_is_refused_tells_the_queue_when_the_lease_ends() {
+    let mut locks = Locks::default();
+    waits(&mut locks, "k bob 1000 BLOCK 0", 1, &held_until(END));
+    let end = NOW.wall_ms() + 50;
+    let asks = Acquire::parse(words("k carol 1000")).unwrap();
+    let (_, outcome) = decide(&mut locks, Command::Acquire(&asks), &[held_until(end)]);
+    assert_eq!(outcome, Outcome::NotHeld { ttl_ms: 50 });
+    assert_eq!(locks.next_deadline(NOW), Some(51));
+}
+
+/// Bob waits while others have written over his session's hold, which then is to end. It might end
+/// the hold that he waits for.
+#[test]
+fn a_waiter_whose_former_hold_is_about_to_end_is_not_granted_before_that() {
+    let (mut locks, _, _) = session_with(&[("k bob 1000 SESSION s", Stored::Free)]);
+    waits(&mut locks, "k bob 1000 BLOCK 0", 1, &held_until(END));
+    locks.client_gone(1, NOW, &mut Vec::new());
+    let release = Release::parse(words("k alice")).unwrap();
+    let mut turn = Turn::of(Command::Release(&release), 0, 10).with_budget(0);
+    let (own, mut effects) = (owned_by(Token::new(7).unwrap()), Vec::new());
+    let mut purposes = Vec::new();
+    while let Some(task) = locks.next_task(&mut turn, NOW) {
+        purposes.push(task.purpose);
+        locks.decide(&mut turn, task.found(Read::One(&own)), NOW, &mut effects);
+    }
+    assert_eq!(purposes, [Purpose::Command]);
+    assert!(!effects.iter().any(is_grant), "{effects:?}");
+    let (purposes, effects) = fires(&mut locks, NOW, |_| Read::One(&Stored::Free));
+    assert_eq!(purposes[0], Purpose::Release(Mode::Plain));
+    assert!(effects.iter().any(is_grant), "{effects:?}");
 }
 
 #[test]

@@ -87,6 +87,8 @@ mod walk;
 mod wanted;
 // Locks of all kinds at the same names.
 mod mixed;
+// What is noted for operators.
+mod log;
 // The read-write lock: questions of its own.
 mod read_write;
 // Permits: a server, a twin and questions of their own.

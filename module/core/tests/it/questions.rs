@@ -106,6 +106,29 @@ fn an_owner_of_permits_may_be_named_like_a_field_of_a_lock() {
 }
 
 #[test]
+fn permits_are_told_whether_their_key_is_there() {
+    let hash = PermitsHash {
+        over: 3,
+        ..PermitsHash::default()
+    };
+    assert!(!hash.with_hash(false).is_there);
+    let there = PermitsHash {
+        is_there: true,
+        ..hash
+    };
+    assert_eq!(hash.with_hash(true), there);
+}
+
+/// Redisson writes `1` into a timeout key.
+#[test]
+fn a_timeout_key_of_redisson_names_no_token() {
+    for value in ["1", "0", "-2", "t2", "02", ""] {
+        assert_eq!(Token::from_timeout(value.as_bytes()), None, "{value}");
+    }
+    assert_eq!(Token::from_timeout(b"2"), Token::new(2));
+}
+
+#[test]
 fn a_value_of_a_lock_is_told_from_data() {
     for value in ["1", "2147483648", "2:t7", "1:2000000:t7"] {
         assert!(is_value_of_lock(value.as_bytes()), "{value}");
@@ -187,20 +210,10 @@ fn task_of(command: Command<'_>) -> Task {
     task
 }
 
-/// What one command must read: whether it may take a lock; whether it needs the end of a lease that
-/// only its owner has, entered once; the same for a read-write lock; and the token of a lock that
-/// others hold.
-#[derive(Debug, PartialEq, Eq)]
-struct Needs {
-    takes: bool,
-    end: bool,
-    readers_ends: bool,
-    token_of_others: bool,
-    is_newcomers: bool,
-    about_permits: bool,
-}
-
-fn needs_of(command: Command<'_>) -> Needs {
+/// What the task of a command answers with yes. "end" and "readers' ends" are asked for a lock that
+/// only its owner has, entered once; for any other lock they are always needed. "token" is asked
+/// for a lock that others have.
+fn needs_of(command: Command<'_>) -> Vec<&'static str> {
     let task = task_of(command);
     let once = Some(Count::Valid(1));
     for own in [None, Some(Count::Valid(2)), Some(Count::Malformed)] {
@@ -208,69 +221,39 @@ fn needs_of(command: Command<'_>) -> Needs {
     }
     assert!(task.needs_end(once, true) && task.needs_readers_ends(once, true));
     assert!(task.needs_token(once));
-    Needs {
-        takes: task.may_take(),
-        end: task.needs_end(once, false),
-        readers_ends: task.needs_readers_ends(once, false),
-        token_of_others: task.needs_token(None),
-        is_newcomers: task.is_newcomers(),
-        about_permits: task.is_about_permits(),
-    }
+    let answers = [
+        ("may take", task.may_take()),
+        ("end", task.needs_end(once, false)),
+        ("readers' ends", task.needs_readers_ends(once, false)),
+        ("token", task.needs_token(None)),
+        ("newcomer's", task.is_newcomers()),
+        ("permits", task.is_about_permits()),
+    ];
+    let yes = answers.into_iter().filter(|(_, is_so)| *is_so);
+    yes.map(|(question, _)| question).collect()
 }
 
 #[test]
 fn each_command_reads_no_more_than_it_needs() {
-    let least = || Needs {
-        takes: false,
-        end: false,
-        readers_ends: true,
-        token_of_others: false,
-        is_newcomers: false,
-        about_permits: false,
-    };
     let acquire = Acquire::parse(words("k alice 1000")).unwrap();
-    let takes = Needs {
-        takes: true,
-        is_newcomers: true,
-        ..least()
-    };
-    assert_eq!(needs_of(Command::Acquire(&acquire)), takes);
+    let needs = ["may take", "readers' ends", "newcomer's"];
+    assert_eq!(needs_of(Command::Acquire(&acquire)), needs);
     let permits = Acquire::parse(words("k alice 1000 PERMITS 1 OF 3")).unwrap();
-    let takes_permits = Needs {
-        about_permits: true,
-        ..takes
-    };
-    assert_eq!(needs_of(Command::Acquire(&permits)), takes_permits);
+    let needs = ["may take", "readers' ends", "newcomer's", "permits"];
+    assert_eq!(needs_of(Command::Acquire(&permits)), needs);
     let release = Release::parse(words("k alice")).unwrap();
-    let gives = Needs {
-        readers_ends: false,
-        ..least()
-    };
-    assert_eq!(needs_of(Command::Release(&release)), gives);
+    assert!(needs_of(Command::Release(&release)).is_empty());
     let renew = Renew::parse(words("k alice 1000")).unwrap();
-    assert_eq!(needs_of(Command::Renew(&renew)), least());
+    assert_eq!(needs_of(Command::Renew(&renew)), ["readers' ends"]);
     let guard = Guard::parse(words("k alice TOKEN 7 CALL SET x y")).unwrap();
-    let guards = Needs {
-        token_of_others: true,
-        ..least()
-    };
-    assert_eq!(needs_of(Command::Guard(&guard)), guards);
+    let needs = ["readers' ends", "token"];
+    assert_eq!(needs_of(Command::Guard(&guard)), needs);
     let limit = Limit::parse(words("k 3")).unwrap();
-    let with_end = || Needs {
-        end: true,
-        ..least()
-    };
-    let limits = Needs {
-        about_permits: true,
-        ..with_end()
-    };
-    assert_eq!(needs_of(Command::Limit(&limit)), limits);
+    let needs = ["end", "readers' ends", "permits"];
+    assert_eq!(needs_of(Command::Limit(&limit)), needs);
     let several = MultiAcquire::parse(words("alice 1000 2 a b")).unwrap();
-    let takes_several = Needs {
-        takes: true,
-        ..with_end()
-    };
-    assert_eq!(needs_of(Command::MultiAcquire(&several)), takes_several);
+    let needs = ["may take", "end", "readers' ends"];
+    assert_eq!(needs_of(Command::MultiAcquire(&several)), needs);
     let cancel = Cancel::parse(words("k alice")).unwrap();
     let give_several = MultiRelease::parse(words("alice 2 a b")).unwrap();
     let renew_several = MultiRenew::parse(words("alice 1000 2 a b")).unwrap();
@@ -280,7 +263,7 @@ fn each_command_reads_no_more_than_it_needs() {
         Command::MultiRelease(&give_several),
         Command::MultiRenew(&renew_several),
     ] {
-        assert_eq!(needs_of(other), with_end(), "{other:?}");
+        assert_eq!(needs_of(other), ["end", "readers' ends"], "{other:?}");
     }
 }
 
