@@ -414,6 +414,20 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn what_takes_its_place_ends_no_later() {
+        let start = Instant::now();
+        let left = |max_hold, ms| {
+            let options = hold(start, GRACE, max_hold).options_left(after(start, ms));
+            (options.lease, options.max_hold)
+        };
+        let max_hold = Duration::from_millis(1500);
+        assert_eq!(left(None, 1000), (LEASE, None));
+        assert_eq!(left(Some(max_hold), 0), (LEASE, Some(max_hold)));
+        let half = Duration::from_millis(500);
+        assert_eq!(left(Some(max_hold), 1000), (half, Some(half)));
+    }
+
+    #[test]
     fn it_is_held_from_the_sending_for_the_lease_less_the_drift() {
         let start = Instant::now();
         let hold = hold(start, GRACE, None);

@@ -407,6 +407,48 @@ fn waits_for_several_at_a_lock_that_became_another_kind_are_refused_in_portions(
     }
 }
 
+/// The next command has its own work to do.
+#[test]
+fn what_a_command_has_no_time_for_is_left_to_the_timer() {
+    let mut locks = Locks::default();
+    let held = Stored::Permits(PermitsHash {
+        room: Room::At(END),
+        ..permits(None, Some(END), END)
+    });
+    waits(&mut locks, "k bob 1000 BLOCK 0 PERMITS 1", 1, &held);
+    let own = PermitsHold {
+        permits: Permits::new(1).unwrap(),
+        ends_at: END,
+        token: Token::new(7).unwrap(),
+    };
+    let (alices, others) = (
+        Stored::Permits(permits(Some(own), None, END)),
+        Stored::Permits(permits(None, Some(END), END)),
+    );
+    let release = Release::parse(words("k alice PERMITS 1")).unwrap();
+    let renew = Renew::parse(words("k carol 1000 PERMITS")).unwrap();
+    for (mut turn, stored) in [
+        (
+            Turn::of(Command::Release(&release), 0, 10).with_budget(0),
+            alices,
+        ),
+        (Turn::of(Command::Renew(&renew), 0, 10), others),
+    ] {
+        let mut purposes = Vec::new();
+        while let Some(task) = locks.next_task(&mut turn, NOW) {
+            purposes.push(task.purpose);
+            locks.decide(
+                &mut turn,
+                task.found(Read::One(&stored)),
+                NOW,
+                &mut Vec::new(),
+            );
+        }
+        assert_eq!(purposes, [Purpose::Command]);
+        assert_eq!(locks.next_deadline(NOW), Some(0));
+    }
+}
+
 /// Neither many holds nor many queues keep the others waiting.
 #[test]
 fn holds_and_queues_are_looked_at_in_turn() {

@@ -236,6 +236,34 @@ fn a_long_wait_for_a_lock_that_nobody_holds_says_so() {
     assert_eq!(events(&locks), [(LogEvent::LongWait, text.to_owned())]);
 }
 
+/// Nobody waits any more, and nothing else is due.
+#[test]
+fn lines_that_were_left_out_are_counted_although_nothing_else_happens() {
+    let mut locks = locks_that_log();
+    let names: Vec<String> = (0..12).map(|number| format!("k{number}")).collect();
+    for name in &names {
+        let request = format!("{name} bob{name} 1000 BLOCK 0");
+        waits(&mut locks, &request, NOW, Some(END));
+    }
+    let mut now = NOW.after(1000);
+    assert_eq!(notes(&mut locks, now, None).1.len(), 10);
+    for name in &names {
+        let request = format!("{name} bob{name}");
+        let cancel = rlock_core::request::Cancel::parse(words(&request)).unwrap();
+        let held = [plain(None, Some(END))];
+        runs(&mut locks, Command::Cancel(&cancel), now, &held).unwrap();
+    }
+    assert_eq!(locks.next_task(&mut Turn::of_timer(), now), None);
+    assert!(!locks.is_quiet());
+    assert_eq!(locks.next_deadline(now), Some(1000));
+    now = now.after(1000);
+    let mut effects = Vec::new();
+    locks.passed(now, &mut effects);
+    let line = "2 more long waits were left out of this log";
+    assert_eq!(effects, [Effect::Log(line.to_owned())]);
+    assert!(locks.is_quiet());
+}
+
 /// The one whose lease is known to end is held; the other may be free.
 #[test]
 fn of_several_the_lock_that_is_held_is_looked_at() {
