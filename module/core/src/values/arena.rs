@@ -121,3 +121,27 @@ fn place(index: u32) -> (usize, usize) {
     let part = |part: u32| usize::try_from(part).unwrap_or(usize::MAX);
     (part(index.div_euclid(PAGE)), part(index.rem_euclid(PAGE)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pages that are left when this many values have come and gone.
+    fn pages_after(values: u32) -> usize {
+        let mut arena = Arena::default();
+        let ids: Vec<_> = (0..values).map(|value| arena.insert(value)).collect();
+        for id in ids.into_iter().flatten() {
+            assert!(arena.remove(id).is_some());
+        }
+        assert_eq!(arena.len(), 0);
+        arena.pages.len()
+    }
+
+    #[test]
+    fn the_memory_of_many_values_is_given_back_when_the_last_has_gone() {
+        assert_ne!(pages_after(KEPT_MAX), 0);
+        for many in [KEPT_MAX + 1, 5 * KEPT_MAX] {
+            assert_eq!(pages_after(many), 0);
+        }
+    }
+}

@@ -442,6 +442,26 @@ mod tests {
     }
 
     #[test]
+    fn a_log_that_was_longer_gives_its_memory_back() {
+        let mut log = log(10_000);
+        for _ in 0..5000 {
+            add(&mut log, b"k", "");
+        }
+        let options = LogOptions {
+            max_len: 10,
+            ..log.options
+        };
+        log.set_options(options);
+        let capacity = log.entries.capacity();
+        assert!((10..=64).contains(&capacity), "{capacity}");
+        // A short one keeps what it has.
+        log.entries.reserve_exact(30);
+        let capacity = log.entries.capacity();
+        add(&mut log, b"k", "");
+        assert_eq!(log.entries.capacity(), capacity);
+    }
+
+    #[test]
     fn names_and_texts_take_no_more_than_their_bytes() {
         let mut log = log(100_000);
         let text = "t".repeat(1 << 20);
