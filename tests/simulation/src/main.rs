@@ -31,6 +31,12 @@ fn main() -> ExitCode {
             .ok()
             .and_then(|text| text.parse::<u64>().ok())
     };
+    // Where tokio's own choices are left to chance, a schedule that failed may be right the next time.
+    if !cfg!(tokio_unstable) {
+        println!(
+            "built without --cfg tokio_unstable: a seed or file does not repeat a run exactly"
+        );
+    }
     if let Some(what) = text("EXHAUST") {
         return exhaust::exhaust(&what);
     }
