@@ -201,16 +201,20 @@ impl DeadlockSearch {
     ) -> Result<(), CommandError> {
         let visited = Rc::clone(&self.visited);
         let mut waited_for: Vec<Rc<[u8]>> = Vec::new();
+        let own = place
+            .queue
+            .and_then(|queue| table.waiter_of(queue, &visited));
+        let own = own.map(|(_, waiter)| waiter.order());
+        // A release that came before this look may have granted the lock to the visited owner.
+        let waits = place.is_new || own.is_some();
         // A holder re-enters its lock and never waits for it: it stands in that lock's queue only
         // as part of a wait for several.
-        if !seen.holders.contains(&visited) {
+        if waits && !seen.holders.contains(&visited) {
             if !seen.reached_holders {
                 waited_for.extend(seen.holders.iter().cloned());
                 seen.reached_holders = visited != self.asker;
             }
             if let Some(queue) = place.queue {
-                let own = table.waiter_of(queue, &visited);
-                let own = own.map(|(_, waiter)| waiter.order());
                 // The new wait stands behind all waiters.
                 let before = own.filter(|_| !place.is_new).unwrap_or(u64::MAX);
                 waited_for.extend(

@@ -539,6 +539,63 @@ fn a_lock_that_is_freed_before_its_lease_ends_has_not_expired() {
     }
 }
 
+// --- The deadlock search -------------------------------------------------------------------------
+
+/// A caller asks for `x`. Returns the outcome, when each lock has the holder that is named.
+fn asks_for_x<'r>(
+    locks: &mut Locks,
+    owner: &str,
+    holders: &'r [(&[u8], &[Box<[u8]>])],
+    released: &'r Stored,
+    budget: usize,
+) -> Result<Outcome, CommandError> {
+    let request = format!("x {owner} 1000 BLOCK 0");
+    let request = Acquire::parse(words(&request)).unwrap();
+    let mut turn = Turn::of(Command::Acquire(&request), 0, u32::MAX).with_budget(budget);
+    let held = held_until(END);
+    while let Some(task) = locks.next_task(&mut turn, NOW) {
+        let read = match task.purpose {
+            Purpose::Holders => {
+                let name = name_of(&task);
+                let of = holders.iter().find(|(lock, _)| *lock == &*name);
+                Read::Owners(of.map_or(&[], |(_, holders)| holders))
+            }
+            Purpose::Release(_) => Read::One(released),
+            _ => Read::One(&held),
+        };
+        locks.decide(&mut turn, task.found(read), NOW, &mut Vec::new());
+    }
+    turn.outcome()
+}
+
+fn owner(name: &str) -> Box<[u8]> {
+    name.as_bytes().into()
+}
+
+/// Vic holds `x` and waits for `q`, until the search itself ends the hold there: then vic waits for
+/// nobody, and not for bea, who stands behind vic and waits for amy.
+#[test]
+fn an_owner_that_is_granted_during_the_search_waits_for_nobody() {
+    let (mut locks, _, tokens) = session_with(&[("q hank 1000 SESSION s", Stored::Free)]);
+    waits(&mut locks, "q vic 1000 BLOCK 0", 1, &held_until(END));
+    let both = MultiAcquire::parse(words("bea 1000 2 q y BLOCK 0")).unwrap();
+    let held = [held_until(END), held_until(END)];
+    begin(
+        &mut locks,
+        Command::MultiAcquire(&both),
+        2,
+        &Read::Several(&held),
+    );
+    let mut locks = ends(locks);
+    let (vic, amy) = ([owner("vic")], [owner("amy")]);
+    let holders: [(&[u8], &[Box<[u8]>]); 3] = [(b"x", &vic), (b"q", &vic), (b"y", &amy)];
+    let outcome = asks_for_x(&mut locks, "amy", &holders, &owned_by(tokens[0]), 1000);
+    assert!(
+        matches!(outcome, Ok(Outcome::MustWait { .. })),
+        "{outcome:?}"
+    );
+}
+
 // --- Sessions ------------------------------------------------------------------------------------
 
 /// While it is woken to hear the events, they may be too many.
