@@ -1056,6 +1056,22 @@ mod tests {
         table.join(lock, &newcomer, NOW).unwrap().0
     }
 
+    /// It is asked for again and again. A long name would stay in memory.
+    #[test]
+    fn the_last_lock_without_a_record_is_kept_in_mind_if_its_name_is_short() {
+        let mut table = LockTable::default();
+        join(&mut table, 1);
+        let missed = |name: &[u8]| {
+            assert_eq!(table.find(LockRef { db: 0, name }), None);
+            let missed = table.last_missed.borrow();
+            (missed.db, missed.name.len())
+        };
+        assert_eq!(missed(b"j"), (Some(0), 1));
+        assert_eq!(missed(&[b'n'; MISSED_NAME_MAX + 1]), (None, 0));
+        let longest = [b'n'; MISSED_NAME_MAX];
+        assert_eq!(missed(&longest), (Some(0), MISSED_NAME_MAX));
+    }
+
     #[test]
     fn each_wait_is_found_to_be_long_once_whoever_has_left_before() {
         let long_after_ms = 7;

@@ -4,10 +4,10 @@
 use crate::wanted::{LIMITS, NOW, asked, decide, words};
 use rlock_core::request::{Acquire, Cancel, Events, MultiAcquire, Release, Renew};
 use rlock_core::{
-    BlockedClient, Command, CommandError, Count, Effect, Field, Hash, Holder, Known, LockRef,
-    Locks, Mode, Now, Outcome, Permits, PermitsHash, PermitsHold, PermitsHolders, Purpose, Read,
-    ReadHold, ReadWrite, Room, SessionId, Stored, Subject, Task, Token, Turn, Wait, WaitOutcome,
-    Write,
+    BlockedClient, CHAIN_MAX, Command, CommandError, Count, Effect, Field, Hash, Holder, Known,
+    LockRef, Locks, Mode, Now, Outcome, Permits, PermitsHash, PermitsHold, PermitsHolders, Purpose,
+    Read, ReadDepth, ReadHold, ReadWrite, Room, SessionId, Stored, Subject, Task, Token, Turn,
+    Wait, WaitOutcome, Write,
 };
 
 const END: i64 = 2_000_000;
@@ -212,6 +212,15 @@ fn an_end_that_ends_nothing_leaves_the_end_of_permits() {
     let newer = Stored::Permits(permits(Some(other), None, END - 500));
     assert_eq!(last_end(&["alice"], newer), []);
     assert_eq!(last_end(&["alice"], Stored::NoHolder), []);
+}
+
+/// It looks at the others only if the key may have to end earlier.
+#[test]
+fn a_single_end_need_not_read_all_readers() {
+    let (locks, _, _) = session_with(&[("k alice 1000 READ SESSION s", Stored::Free)]);
+    let task = ends(locks).next_task(&mut Turn::of_timer(), NOW).unwrap();
+    assert_eq!(task.purpose, Purpose::Release(Mode::Read));
+    assert_eq!(task.depth, ReadDepth::WholeUnlessOutlived);
 }
 
 /// In the other order the writer would become a reader in between.
@@ -491,6 +500,221 @@ fn a_new_waiter_tells_the_queue_when_the_lease_ends() {
     assert_eq!(locks.next_deadline(NOW), Some(51));
 }
 
+/// Others wrote permits over the key that a plain waiter waits for.
+#[test]
+fn the_end_of_permits_is_known_to_a_plain_waiter() {
+    let mut locks = Locks::default();
+    waits(&mut locks, "k bob 1000 BLOCK 0", 1, &held_until(END));
+    locks.changed(at(b"k"));
+    let end = NOW.wall_ms() + 50;
+    let written = Stored::Permits(permits(None, Some(end), end));
+    fires(&mut locks, NOW, |_| Read::One(&written));
+    assert_eq!(locks.next_deadline(NOW), Some(51));
+}
+
+fn read_write(own_read: Option<i64>, others_read: Option<i64>, ends_at: i64) -> ReadWrite {
+    ReadWrite {
+        own_write: None,
+        own_read: own_read.map(|end| ReadHold {
+            count: Count::Valid(1),
+            token: Token::new(7),
+            ends_at: Known::read(end),
+        }),
+        others_write: false,
+        others_token: None,
+        others_read,
+        ends_at: Known::read(Some(ends_at)),
+        is_partial: false,
+    }
+}
+
+/// Others made the key last longer than the readers' leases.
+#[test]
+fn a_readers_lease_that_ran_out_counts_as_expired() {
+    let (soon, end) = (NOW.wall_ms() + 500, NOW.wall_ms() + 5000);
+    let mut locks = Locks::default();
+    let held = Stored::ReadWrite(read_write(None, Some(soon), end));
+    waits(&mut locks, "k bob 1000 WRITE BLOCK 0", 1, &held);
+    let again = Acquire::parse(words("k alice 300 READ")).unwrap();
+    let own = Stored::ReadWrite(read_write(Some(soon), None, end));
+    decide(&mut locks, Command::Acquire(&again), &[own]);
+    fires(&mut locks, NOW.after(501), |_| Read::One(&Stored::Free));
+    assert_eq!(locks.counters().expiries, 1);
+}
+
+/// The writer's own reading ends before the lock does.
+#[test]
+fn the_end_of_a_writers_reading_is_not_the_end_of_the_lock() {
+    let writes = |own_read| {
+        let hold = rlock_core::WriteHold {
+            count: Count::Valid(1),
+            token: Token::new(7),
+        };
+        ReadWrite {
+            own_write: Some(hold),
+            ..read_write(own_read, None, END)
+        }
+    };
+    let mut locks = Locks::default();
+    let held = Stored::ReadWrite(ReadWrite {
+        own_write: None,
+        others_write: true,
+        ..writes(None)
+    });
+    waits(&mut locks, "k bob 1000 WRITE BLOCK 0", 1, &held);
+    let reads = Acquire::parse(words("k alice 500 READ")).unwrap();
+    let own = Stored::ReadWrite(writes(None));
+    decide(&mut locks, Command::Acquire(&reads), &[own]);
+    locks.changed(at(b"k"));
+    fires(&mut locks, NOW.after(500), |_| Read::One(&Stored::Free));
+    assert_eq!(locks.counters().expiries, 0);
+}
+
+/// The lock is read for the waiter once more only if it may let the waiter in.
+#[test]
+fn a_reader_that_leaves_others_reading_costs_a_waiting_writer_no_look() {
+    let mut locks = Locks::default();
+    let held = Stored::ReadWrite(read_write(None, Some(END), END));
+    waits(&mut locks, "k bob 1000 WRITE BLOCK 0", 1, &held);
+    let release = Release::parse(words("k alice READ")).unwrap();
+    let mut turn = Turn::of(Command::Release(&release), 0, 10);
+    let own = Stored::ReadWrite(read_write(Some(END), Some(END), END));
+    let mut purposes = Vec::new();
+    while let Some(task) = locks.next_task(&mut turn, NOW) {
+        purposes.push(task.purpose);
+        locks.decide(&mut turn, task.found(Read::One(&own)), NOW, &mut Vec::new());
+    }
+    assert_eq!(purposes, [Purpose::Command]);
+}
+
+/// All its locks are read only when the one that keeps it out has changed.
+#[test]
+fn a_wait_for_several_is_looked_at_for_the_lock_that_keeps_it_out() {
+    let mut locks = Locks::default();
+    let wait = MultiAcquire::parse(words("bob 1000 3 a b c BLOCK 0")).unwrap();
+    let held = [Stored::Free, Stored::Free, held_until(END)];
+    begin(
+        &mut locks,
+        Command::MultiAcquire(&wait),
+        1,
+        &Read::Several(&held),
+    );
+    let mut looks = |changed: &[&[u8]]| {
+        for name in changed {
+            locks.changed(at(name));
+        }
+        let (purposes, _) = fires(&mut locks, NOW, |task| match task.purpose {
+            Purpose::GrantSeveral(_) => Read::Several(&held),
+            _ if name_of(task) == b"c" => Read::One(&held[2]),
+            _ => Read::One(&Stored::Free),
+        });
+        let is_of_all = |purpose: &&Purpose| matches!(purpose, Purpose::GrantSeveral(_));
+        purposes.iter().filter(is_of_all).count()
+    };
+    looks(&[b"c"]);
+    assert_eq!(looks(&[b"a", b"b"]), 0);
+    assert_eq!(looks(&[b"c"]), 1);
+}
+
+/// The delay begins between the mark and the look, and its end is the last that marks the wait.
+#[test]
+fn a_wait_for_several_that_the_grant_delay_kept_back_is_granted_at_its_end() {
+    let mut locks = Locks::default();
+    locks.start_grant_delay(NOW, 0);
+    let wait = MultiAcquire::parse(words("bob 1000 2 a b BLOCK 0")).unwrap();
+    let held = [held_until(END), held_until(END)];
+    begin(
+        &mut locks,
+        Command::MultiAcquire(&wait),
+        1,
+        &Read::Several(&held),
+    );
+    let release = Release::parse(words("a alice")).unwrap();
+    let mut turn = Turn::of(Command::Release(&release), 0, 10).with_budget(0);
+    let own = owned_by(Token::new(7).unwrap());
+    while let Some(task) = locks.next_task(&mut turn, NOW) {
+        locks.decide(&mut turn, task.found(Read::One(&own)), NOW, &mut Vec::new());
+    }
+    locks.set_grant_delay(5000);
+    let free = [Stored::Free, Stored::Free];
+    let mut is_granted_after = |ms| {
+        let (_, effects) = fires(&mut locks, NOW.after(ms), |task| match task.purpose {
+            Purpose::GrantSeveral(_) => Read::Several(&free),
+            _ => Read::One(&Stored::Free),
+        });
+        effects.iter().any(is_grant)
+    };
+    assert!(!is_granted_after(0));
+    assert!(is_granted_after(5000));
+}
+
+#[test]
+fn a_wait_for_one_of_several_that_is_over_is_told_how_long_the_lease_lasts() {
+    let mut locks = Locks::default();
+    let wait = MultiAcquire::parse(words("bob 1000 1 k BLOCK 50")).unwrap();
+    let held = [held_until(END)];
+    begin(
+        &mut locks,
+        Command::MultiAcquire(&wait),
+        1,
+        &Read::Several(&held),
+    );
+    // Others have made a read-write lock of it.
+    let readers = [Stored::ReadWrite(read_write(None, Some(END), END))];
+    let (now, mut effects) = (NOW.after(50), Vec::new());
+    let mut turn = Turn::of_deadlines();
+    while let Some(task) = locks.next_task(&mut turn, now) {
+        assert_eq!(task.purpose, Purpose::TimeOut);
+        locks.decide(
+            &mut turn,
+            task.found(Read::Several(&readers)),
+            now,
+            &mut effects,
+        );
+    }
+    let ttl_ms = END - now.wall_ms();
+    let why = WaitOutcome::NotAcquired { ttl_ms };
+    assert_eq!(effects, [Effect::Leave { client: 1, why }]);
+}
+
+/// Its holder's session ends just after the command was decided, while the caller still looks for a
+/// deadlock.
+#[test]
+fn a_lock_that_is_freed_while_a_wait_begins_is_looked_at_at_once() {
+    let (mut locks, _, tokens) = session_with(&[("x alice 1000 SESSION s", Stored::Free)]);
+    waits(&mut locks, "other dave 1000 BLOCK 0", 1, &held_until(END));
+    let wait = Acquire::parse(words("x carol 1000 BLOCK 0")).unwrap();
+    let (mut turn, mut effects) = (Turn::of(Command::Acquire(&wait), 0, 10), Vec::new());
+    let (held, own) = (held_until(END), owned_by(tokens[0]));
+    let mut purposes = Vec::new();
+    while let Some(task) = locks.next_task(&mut turn, NOW) {
+        purposes.push(task.purpose);
+        let read = match task.purpose {
+            Purpose::Holders => Read::Owners(&[]),
+            Purpose::Release(_) => Read::One(&own),
+            _ => Read::One(&held),
+        };
+        locks.decide(&mut turn, task.found(read), NOW, &mut effects);
+        if task.purpose == Purpose::Command {
+            locks.client_gone(1, NOW, &mut effects);
+        }
+    }
+    let should = [
+        Purpose::Command,
+        Purpose::Release(Mode::Plain),
+        Purpose::Holders,
+    ];
+    assert_eq!(purposes, should);
+    let client = BlockedClient {
+        handle: 2,
+        client_id: 5,
+    };
+    let joined = locks.enqueue(&mut turn, Some(client), NOW, &mut effects);
+    assert!(joined.is_some(), "{:?}", turn.outcome());
+    let (_, effects) = fires(&mut locks, NOW, |_| Read::One(&Stored::Free));
+    assert!(effects.iter().any(is_grant), "{effects:?}");
+}
+
 /// So does a caller that does not wait.
 #[test]
 fn a_caller_that_is_refused_tells_the_queue_when_the_lease_ends() {
@@ -596,6 +820,74 @@ fn an_owner_that_is_granted_during_the_search_waits_for_nobody() {
     );
 }
 
+/// Others made a plain lock of the permits that amy waits for. One waits for permits alone, so the
+/// wait of vic behind amy is no wait for amy.
+#[test]
+fn a_wait_for_permits_is_no_part_of_a_circle() {
+    let mut locks = Locks::default();
+    let no_room = Stored::Permits(PermitsHash {
+        room: Room::At(END),
+        ..permits(None, Some(END), END)
+    });
+    waits(&mut locks, "q amy 1000 PERMITS 1 BLOCK 0", 1, &no_room);
+    waits(&mut locks, "q vic 1000 BLOCK 0", 2, &held_until(END));
+    let (vic, zed) = ([owner("vic")], [owner("zed")]);
+    let holders: [(&[u8], &[Box<[u8]>]); 2] = [(b"x", &vic), (b"q", &zed)];
+    let outcome = asks_for_x(&mut locks, "amy", &holders, &Stored::Free, 1000);
+    assert!(
+        matches!(outcome, Ok(Outcome::MustWait { .. })),
+        "{outcome:?}"
+    );
+}
+
+/// Then there can be no circle, and nobody need know the holders.
+#[test]
+fn where_no_other_lock_is_waited_for_nothing_is_searched() {
+    let (locks, _, _) = session_with(&[("x alice 1000 SESSION s", Stored::Free)]);
+    let outcome = asks_for_x(&mut ends(locks), "bob", &[], &Stored::Free, 0);
+    assert!(
+        matches!(outcome, Ok(Outcome::MustWait { .. })),
+        "{outcome:?}"
+    );
+}
+
+/// Many owners wait for the same locks, as guarantees.md says: each costs one look at each of them,
+/// and not one for each other owner as well.
+#[test]
+fn many_owners_that_wait_for_the_same_locks_are_searched_at_a_look_each() {
+    let mut locks = Locks::default();
+    let names: Vec<String> = (0..1024).map(|number| format!(" k{number}")).collect();
+    let held = vec![held_until(END); 1024];
+    for handle in 0..60 {
+        let wait = format!("o{handle} 1000 1024{} BLOCK 0", names.concat());
+        let wait = MultiAcquire::parse(words(&wait)).unwrap();
+        let read = Read::Several(&held);
+        begin(&mut locks, Command::MultiAcquire(&wait), handle, &read);
+    }
+    let last = [owner("o59")];
+    let outcome = asks_for_x(&mut locks, "amy", &[(b"x", &last)], &Stored::Free, 100_000);
+    assert!(
+        matches!(outcome, Ok(Outcome::MustWait { .. })),
+        "{outcome:?}"
+    );
+}
+
+#[test]
+fn a_search_ends_when_it_has_reached_too_many_owners_at_once() {
+    for (number, is_found) in [(CHAIN_MAX, true), (CHAIN_MAX + 1, false)] {
+        let mut locks = Locks::default();
+        let names: Vec<String> = (0..number).map(|of| format!("o{of}")).collect();
+        for (handle, name) in names.iter().enumerate() {
+            let request = format!("z {name} 1000 BLOCK 0");
+            waits(&mut locks, &request, handle, &held_until(END));
+        }
+        let all: Vec<_> = names.iter().map(|name| owner(name)).collect();
+        let outcome = asks_for_x(&mut locks, "amy", &[(b"x", &all)], &Stored::Free, 1000);
+        let may_wait = matches!(outcome, Ok(Outcome::MustWait { .. }));
+        assert_eq!(may_wait, is_found, "{outcome:?}");
+    }
+}
+
 // --- Sessions ------------------------------------------------------------------------------------
 
 /// While it is woken to hear the events, they may be too many.
@@ -631,4 +923,6 @@ fn a_server_that_waits_for_nothing_reads_no_clock() {
     let mut delayed = Locks::default();
     delayed.start_grant_delay(NOW, 50);
     assert!(delayed.is_timed());
+    // There is nobody whom the delay keeps back.
+    assert_eq!(delayed.next_deadline(NOW), None);
 }

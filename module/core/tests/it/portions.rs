@@ -128,6 +128,20 @@ fn few_locks_are_looked_at_every_second_each() {
     }
 }
 
+/// The timer fires more often than that when it has other work.
+#[test]
+fn locks_are_not_looked_at_more_often_because_the_timer_fires_again() {
+    let mut locks = waited_for(200);
+    let held: &'static Stored = Box::leak(Box::new(held_until(START.wall_ms() + 3_600_000)));
+    let mut looks = |ms| {
+        let read = |_: &Task| Read::One(held);
+        fires(&mut locks, START.after(ms), DECISIONS_MAX, read)
+            .0
+            .len()
+    };
+    assert_eq!((looks(1000), looks(1001), looks(1025)), (75, 0, 75));
+}
+
 #[test]
 fn many_locks_are_looked_at_in_turn_three_thousand_a_second() {
     const LOCKS: usize = 20_000;

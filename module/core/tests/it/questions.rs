@@ -302,6 +302,14 @@ fn the_first_waiter_of_a_queue_says_whether_it_is_for_permits() {
 }
 
 #[test]
+fn a_wait_lasts_as_long_as_it_was_made() {
+    assert_eq!(
+        rlock_core::Wait::from_ms(7).map(rlock_core::Wait::ms),
+        Some(7)
+    );
+}
+
+#[test]
 fn a_session_with_a_hold_is_known() {
     assert!(!Locks::default().any_hold_of_session());
     let (mut locks, _) = crate::wanted::asked();
