@@ -31,7 +31,7 @@ fn main() -> ExitCode {
             .ok()
             .and_then(|text| text.parse::<u64>().ok())
     };
-    // Where tokio's own choices are left to chance, a schedule that failed may be right the next time.
+    // tokio leaves some of its choices to chance then, so a schedule that failed may be right.
     if !cfg!(tokio_unstable) {
         println!(
             "built without --cfg tokio_unstable: a seed or file does not repeat a run exactly"

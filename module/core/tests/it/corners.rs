@@ -599,7 +599,7 @@ fn a_wait_for_several_is_looked_at_for_the_lock_that_keeps_it_out() {
         1,
         &Read::Several(&held),
     );
-    let mut looks = |changed: &[&[u8]]| {
+    let mut times_read = |changed: &[&[u8]]| {
         for name in changed {
             locks.changed(at(name));
         }
@@ -611,9 +611,9 @@ fn a_wait_for_several_is_looked_at_for_the_lock_that_keeps_it_out() {
         let is_of_all = |purpose: &&Purpose| matches!(purpose, Purpose::GrantSeveral(_));
         purposes.iter().filter(is_of_all).count()
     };
-    looks(&[b"c"]);
-    assert_eq!(looks(&[b"a", b"b"]), 0);
-    assert_eq!(looks(&[b"c"]), 1);
+    times_read(&[b"c"]);
+    assert_eq!(times_read(&[b"a", b"b"]), 0);
+    assert_eq!(times_read(&[b"c"]), 1);
 }
 
 /// The delay begins between the mark and the look, and its end is the last that marks the wait.
@@ -765,11 +765,14 @@ fn a_lock_that_is_freed_before_its_lease_ends_has_not_expired() {
 
 // --- The deadlock search -------------------------------------------------------------------------
 
+/// A lock, and the owners that hold it.
+type HoldersOf<'r> = (&'r [u8], &'r [Box<[u8]>]);
+
 /// A caller asks for `x`. Returns the outcome, when each lock has the holder that is named.
 fn asks_for_x<'r>(
     locks: &mut Locks,
     owner: &str,
-    holders: &'r [(&[u8], &[Box<[u8]>])],
+    holders: &[HoldersOf<'r>],
     released: &'r Stored,
     budget: usize,
 ) -> Result<Outcome, CommandError> {
@@ -812,7 +815,7 @@ fn an_owner_that_is_granted_during_the_search_waits_for_nobody() {
     );
     let mut locks = ends(locks);
     let (vic, amy) = ([owner("vic")], [owner("amy")]);
-    let holders: [(&[u8], &[Box<[u8]>]); 3] = [(b"x", &vic), (b"q", &vic), (b"y", &amy)];
+    let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &vic), (b"y", &amy)];
     let outcome = asks_for_x(&mut locks, "amy", &holders, &owned_by(tokens[0]), 1000);
     assert!(
         matches!(outcome, Ok(Outcome::MustWait { .. })),
@@ -832,7 +835,7 @@ fn a_wait_for_permits_is_no_part_of_a_circle() {
     waits(&mut locks, "q amy 1000 PERMITS 1 BLOCK 0", 1, &no_room);
     waits(&mut locks, "q vic 1000 BLOCK 0", 2, &held_until(END));
     let (vic, zed) = ([owner("vic")], [owner("zed")]);
-    let holders: [(&[u8], &[Box<[u8]>]); 2] = [(b"x", &vic), (b"q", &zed)];
+    let holders: [HoldersOf<'_>; 2] = [(b"x", &vic), (b"q", &zed)];
     let outcome = asks_for_x(&mut locks, "amy", &holders, &Stored::Free, 1000);
     assert!(
         matches!(outcome, Ok(Outcome::MustWait { .. })),
@@ -911,7 +914,7 @@ fn a_listener_that_was_woken_and_went_has_left_its_events_unheard() {
     assert_eq!(locks.counters().sessions_overflowed, 1);
 }
 
-/// What depends on the clock, and what does not.
+/// The clock is read where something waits for it: a waiter, or the end of a delay.
 #[test]
 fn a_server_that_waits_for_nothing_reads_no_clock() {
     let mut locks = Locks::default();
@@ -923,6 +926,6 @@ fn a_server_that_waits_for_nothing_reads_no_clock() {
     let mut delayed = Locks::default();
     delayed.start_grant_delay(NOW, 50);
     assert!(delayed.is_timed());
-    // There is nobody whom the delay keeps back.
+    // The delay keeps nobody back.
     assert_eq!(delayed.next_deadline(NOW), None);
 }

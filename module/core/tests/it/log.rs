@@ -1,4 +1,4 @@
-//! What the core notes for operators: its log, and the counters by patterns of names.
+//! The log that operators read, and the counters by patterns of names.
 
 use crate::wanted::{LIMITS, NOW, decide, words};
 use rlock_core::request::{Acquire, Events, MultiAcquire, Release};

@@ -87,7 +87,7 @@ mod walk;
 mod wanted;
 // Locks of all kinds at the same names.
 mod mixed;
-// What is noted for operators.
+// The log that operators read.
 mod log;
 // The read-write lock: questions of its own.
 mod read_write;

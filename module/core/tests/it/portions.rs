@@ -133,13 +133,14 @@ fn few_locks_are_looked_at_every_second_each() {
 fn locks_are_not_looked_at_more_often_because_the_timer_fires_again() {
     let mut locks = waited_for(200);
     let held: &'static Stored = Box::leak(Box::new(held_until(START.wall_ms() + 3_600_000)));
-    let mut looks = |ms| {
+    let mut looked_at = |ms| {
         let read = |_: &Task| Read::One(held);
         fires(&mut locks, START.after(ms), DECISIONS_MAX, read)
             .0
             .len()
     };
-    assert_eq!((looks(1000), looks(1001), looks(1025)), (75, 0, 75));
+    let each = [1000, 1001, 1025].map(&mut looked_at);
+    assert_eq!(each, [75, 0, 75]);
 }
 
 #[test]

@@ -210,9 +210,9 @@ fn task_of(command: Command<'_>) -> Task {
     task
 }
 
-/// What the task of a command answers with yes. "end" and "readers' ends" are asked for a lock that
-/// only its owner has, entered once; for any other lock they are always needed. "token" is asked
-/// for a lock that others have.
+/// The questions that the task of a command answers with yes. "end" and "readers' ends" are asked
+/// about a lock that only its owner has, entered once: for any other lock they are always needed.
+/// "token" is asked about a lock that others have.
 fn needs_of(command: Command<'_>) -> Vec<&'static str> {
     let task = task_of(command);
     let once = Some(Count::Valid(1));

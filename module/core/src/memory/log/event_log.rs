@@ -454,7 +454,7 @@ mod tests {
         log.set_options(options);
         let capacity = log.entries.capacity();
         assert!((10..=64).contains(&capacity), "{capacity}");
-        // A short one keeps what it has.
+        // For a few entries it is not moved again.
         log.entries.reserve_exact(30);
         let capacity = log.entries.capacity();
         add(&mut log, b"k", "");
