@@ -265,11 +265,12 @@ impl Locks {
                 first.or_else(|| self.command_task(turn))
             }
             Phase::Search(lock) => {
-                // A hold with a pending release keeps no waiter out, so the release comes first.
+                // A hold with a pending release keeps no waiter out, and a waiter that may be let in
+                // now waits for nobody: what is due at the lock comes first.
                 let record = self.table.find(lock.as_ref());
-                let release = record.filter(|_| !turn.budget.is_spent(now));
-                let release = release.and_then(|record| self.release_task(turn, record));
-                release.or_else(|| {
+                let due = record.filter(|_| !turn.budget.is_spent(now));
+                let due = due.and_then(|record| self.queue_task(turn, record));
+                due.or_else(|| {
                     let subject = Subject::One(lock.clone(), Rc::from([]));
                     Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
                 })

@@ -1,5 +1,6 @@
 //! The search for a deadlock.
 
+use super::queues::read_write;
 use super::*;
 
 /// A lock, and the owners that hold it.
@@ -126,4 +127,86 @@ fn a_search_ends_when_it_has_reached_too_many_owners_at_once() {
         let may_wait = matches!(outcome, Ok(Outcome::MustWait { .. }));
         assert_eq!(may_wait, is_found, "{outcome:?}");
     }
+}
+
+fn others_write() -> Stored {
+    Stored::ReadWrite(ReadWrite {
+        others_write: true,
+        ..read_write(None, None, END)
+    })
+}
+
+/// F1: wes writes and reads q, waits for y (amy's). The search ends his writing, so vic may read.
+#[test]
+fn a_reader_that_the_search_lets_in_waits_for_nobody() {
+    let (mut locks, _, tokens) = session_with(&[("q wes 1000 WRITE SESSION s", Stored::Free)]);
+    waits(&mut locks, "q vic 1000 READ BLOCK 0", 1, &others_write());
+    waits(&mut locks, "y wes 1000 BLOCK 0", 2, &held_until(END));
+    let mut locks = ends(locks);
+    let hold = rlock_core::WriteHold {
+        count: Count::Valid(1),
+        token: Some(tokens[0]),
+    };
+    let of_wes = Stored::ReadWrite(ReadWrite {
+        own_write: Some(hold),
+        ..read_write(Some(END), None, END)
+    });
+    let for_vic = Stored::ReadWrite(read_write(None, Some(END), END));
+    let wait = Acquire::parse(words("x amy 1000 BLOCK 0")).unwrap();
+    let (mut turn, mut effects) = (Turn::of(Command::Acquire(&wait), 0, 10), Vec::new());
+    let (vic, wes, amy) = ([owner("vic")], [owner("wes")], [owner("amy")]);
+    let held = held_until(END);
+    while let Some(task) = locks.next_task(&mut turn, NOW) {
+        let read = match task.purpose {
+            Purpose::Holders => match &name_of(&task)[..] {
+                b"x" => Read::Owners(&vic),
+                b"q" => Read::Owners(&wes),
+                _ => Read::Owners(&amy),
+            },
+            Purpose::Release(_) => Read::One(&of_wes),
+            Purpose::Reconcile(_) => Read::One(&for_vic),
+            _ => Read::One(&held),
+        };
+        locks.decide(&mut turn, task.found(read), NOW, &mut effects);
+    }
+    let granted = effects.iter().any(is_grant);
+    let outcome = turn.outcome();
+    assert!(
+        matches!(outcome, Ok(Outcome::MustWait { .. })),
+        "granted vic in the same turn: {granted}, {outcome:?}"
+    );
+}
+
+/// F2: rob reads q and waits for y (amy's). Wes waits to write q and has left, so vic may read.
+#[test]
+fn a_reader_whose_writer_has_left_waits_for_nobody() {
+    let mut locks = Locks::default();
+    let read = Stored::ReadWrite(read_write(None, Some(END), END));
+    waits(&mut locks, "q wes 1000 WRITE BLOCK 0", 1, &read);
+    waits(&mut locks, "q vic 1000 READ BLOCK 0", 2, &read);
+    waits(&mut locks, "y rob 1000 BLOCK 0", 3, &held_until(END));
+    let cancel = Cancel::parse(words("q wes")).unwrap();
+    decide(&mut locks, Command::Cancel(&cancel), &[read]);
+    let (vic, rob, amy) = ([owner("vic")], [owner("rob")], [owner("amy")]);
+    let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &rob), (b"y", &amy)];
+    let wait = Acquire::parse(words("x amy 1000 BLOCK 0")).unwrap();
+    let (mut turn, mut effects) = (Turn::of(Command::Acquire(&wait), 0, 10), Vec::new());
+    let held = held_until(END);
+    while let Some(task) = locks.next_task(&mut turn, NOW) {
+        let is_of = |(lock, _): &&HoldersOf<'_>| *lock == &*name_of(&task);
+        let read = match task.purpose {
+            Purpose::Holders => Read::Owners(holders.iter().find(is_of).unwrap().1),
+            Purpose::Reconcile(_) => Read::One(&read),
+            _ => Read::One(&held),
+        };
+        locks.decide(&mut turn, task.found(read), NOW, &mut effects);
+    }
+    let outcome = turn.outcome();
+    let (purposes, later) = fires(&mut locks, NOW, |_| Read::One(&read));
+    effects.extend(later);
+    let granted = effects.iter().any(is_grant);
+    assert!(
+        matches!(outcome, Ok(Outcome::MustWait { .. })),
+        "then the timer granted vic: {granted} {purposes:?}, {outcome:?}"
+    );
 }
