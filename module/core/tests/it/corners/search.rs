@@ -6,12 +6,13 @@ use super::*;
 /// A lock, and the owners that hold it.
 type HoldersOf<'r> = (&'r [u8], &'r [Box<[u8]>]);
 
-/// A caller asks for `x`. Returns the outcome, when each lock has the holder that is named.
+/// A caller asks for `x`, which is held, and each lock has the holders that are named. `stored` is
+/// read for what is due before. Returns the outcome.
 fn asks_for_x<'r>(
     locks: &mut Locks,
     owner: &str,
     holders: &[HoldersOf<'r>],
-    released: &'r Stored,
+    stored: impl Fn(Purpose) -> &'r Stored,
     budget: usize,
 ) -> Result<Outcome, CommandError> {
     let request = format!("x {owner} 1000 BLOCK 0");
@@ -25,8 +26,8 @@ fn asks_for_x<'r>(
                 let of = holders.iter().find(|(lock, _)| *lock == &*name);
                 Read::Owners(of.map_or(&[], |(_, holders)| holders))
             }
-            Purpose::Release(_) => Read::One(released),
-            _ => Read::One(&held),
+            Purpose::Command => Read::One(&held),
+            due => Read::One(stored(due)),
         };
         locks.decide(&mut turn, task.found(read), NOW, &mut Vec::new());
     }
@@ -54,7 +55,8 @@ fn an_owner_that_is_granted_during_the_search_waits_for_nobody() {
     let mut locks = ends(locks);
     let (vic, amy) = ([owner("vic")], [owner("amy")]);
     let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &vic), (b"y", &amy)];
-    let outcome = asks_for_x(&mut locks, "amy", &holders, &owned_by(tokens[0]), 1000);
+    let own = owned_by(tokens[0]);
+    let outcome = asks_for_x(&mut locks, "amy", &holders, |_| &own, 1000);
     assert!(
         matches!(outcome, Ok(Outcome::MustWait { .. })),
         "{outcome:?}"
@@ -74,7 +76,7 @@ fn a_wait_for_permits_is_no_part_of_a_circle() {
     waits(&mut locks, "q vic 1000 BLOCK 0", 2, &held_until(END));
     let (vic, zed) = ([owner("vic")], [owner("zed")]);
     let holders: [HoldersOf<'_>; 2] = [(b"x", &vic), (b"q", &zed)];
-    let outcome = asks_for_x(&mut locks, "amy", &holders, &Stored::Free, 1000);
+    let outcome = asks_for_x(&mut locks, "amy", &holders, |_| &Stored::Free, 1000);
     assert!(
         matches!(outcome, Ok(Outcome::MustWait { .. })),
         "{outcome:?}"
@@ -85,7 +87,7 @@ fn a_wait_for_permits_is_no_part_of_a_circle() {
 #[test]
 fn where_no_other_lock_is_waited_for_nothing_is_searched() {
     let (locks, _, _) = session_with(&[("x alice 1000 SESSION s", Stored::Free)]);
-    let outcome = asks_for_x(&mut ends(locks), "bob", &[], &Stored::Free, 0);
+    let outcome = asks_for_x(&mut ends(locks), "bob", &[], |_| &Stored::Free, 0);
     assert!(
         matches!(outcome, Ok(Outcome::MustWait { .. })),
         "{outcome:?}"
@@ -106,7 +108,13 @@ fn many_owners_that_wait_for_the_same_locks_are_searched_at_a_look_each() {
         begin(&mut locks, Command::MultiAcquire(&wait), handle, &read);
     }
     let last = [owner("o59")];
-    let outcome = asks_for_x(&mut locks, "amy", &[(b"x", &last)], &Stored::Free, 100_000);
+    let outcome = asks_for_x(
+        &mut locks,
+        "amy",
+        &[(b"x", &last)],
+        |_| &Stored::Free,
+        100_000,
+    );
     assert!(
         matches!(outcome, Ok(Outcome::MustWait { .. })),
         "{outcome:?}"
@@ -123,24 +131,22 @@ fn a_search_ends_when_it_has_reached_too_many_owners_at_once() {
             waits(&mut locks, &request, handle, &held_until(END));
         }
         let all: Vec<_> = names.iter().map(|name| owner(name)).collect();
-        let outcome = asks_for_x(&mut locks, "amy", &[(b"x", &all)], &Stored::Free, 1000);
+        let outcome = asks_for_x(&mut locks, "amy", &[(b"x", &all)], |_| &Stored::Free, 1000);
         let may_wait = matches!(outcome, Ok(Outcome::MustWait { .. }));
         assert_eq!(may_wait, is_found, "{outcome:?}");
     }
 }
 
-fn others_write() -> Stored {
-    Stored::ReadWrite(ReadWrite {
-        others_write: true,
-        ..read_write(None, None, END)
-    })
-}
-
-/// F1: wes writes and reads q, waits for y (amy's). The search ends his writing, so vic may read.
+/// Wes writes and reads `q`, and waits for amy. The search itself ends the writing, so vic may read.
 #[test]
 fn a_reader_that_the_search_lets_in_waits_for_nobody() {
     let (mut locks, _, tokens) = session_with(&[("q wes 1000 WRITE SESSION s", Stored::Free)]);
-    waits(&mut locks, "q vic 1000 READ BLOCK 0", 1, &others_write());
+    let others_write = ReadWrite {
+        others_write: true,
+        ..read_write(None, None, END)
+    };
+    let others_write = Stored::ReadWrite(others_write);
+    waits(&mut locks, "q vic 1000 READ BLOCK 0", 1, &others_write);
     waits(&mut locks, "y wes 1000 BLOCK 0", 2, &held_until(END));
     let mut locks = ends(locks);
     let hold = rlock_core::WriteHold {
@@ -152,61 +158,34 @@ fn a_reader_that_the_search_lets_in_waits_for_nobody() {
         ..read_write(Some(END), None, END)
     });
     let for_vic = Stored::ReadWrite(read_write(None, Some(END), END));
-    let wait = Acquire::parse(words("x amy 1000 BLOCK 0")).unwrap();
-    let (mut turn, mut effects) = (Turn::of(Command::Acquire(&wait), 0, 10), Vec::new());
     let (vic, wes, amy) = ([owner("vic")], [owner("wes")], [owner("amy")]);
-    let held = held_until(END);
-    while let Some(task) = locks.next_task(&mut turn, NOW) {
-        let read = match task.purpose {
-            Purpose::Holders => match &name_of(&task)[..] {
-                b"x" => Read::Owners(&vic),
-                b"q" => Read::Owners(&wes),
-                _ => Read::Owners(&amy),
-            },
-            Purpose::Release(_) => Read::One(&of_wes),
-            Purpose::Reconcile(_) => Read::One(&for_vic),
-            _ => Read::One(&held),
-        };
-        locks.decide(&mut turn, task.found(read), NOW, &mut effects);
-    }
-    let granted = effects.iter().any(is_grant);
-    let outcome = turn.outcome();
+    let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &wes), (b"y", &amy)];
+    let stored = |due| match due {
+        Purpose::Release(_) => &of_wes,
+        _ => &for_vic,
+    };
+    let outcome = asks_for_x(&mut locks, "amy", &holders, stored, 1000);
     assert!(
         matches!(outcome, Ok(Outcome::MustWait { .. })),
-        "granted vic in the same turn: {granted}, {outcome:?}"
+        "{outcome:?}"
     );
 }
 
-/// F2: rob reads q and waits for y (amy's). Wes waits to write q and has left, so vic may read.
+/// Rob reads `q` and waits for amy. Wes waited to write `q` and has left, so vic may read.
 #[test]
 fn a_reader_whose_writer_has_left_waits_for_nobody() {
     let mut locks = Locks::default();
-    let read = Stored::ReadWrite(read_write(None, Some(END), END));
-    waits(&mut locks, "q wes 1000 WRITE BLOCK 0", 1, &read);
-    waits(&mut locks, "q vic 1000 READ BLOCK 0", 2, &read);
+    let robs = Stored::ReadWrite(read_write(None, Some(END), END));
+    waits(&mut locks, "q wes 1000 WRITE BLOCK 0", 1, &robs);
+    waits(&mut locks, "q vic 1000 READ BLOCK 0", 2, &robs);
     waits(&mut locks, "y rob 1000 BLOCK 0", 3, &held_until(END));
     let cancel = Cancel::parse(words("q wes")).unwrap();
-    decide(&mut locks, Command::Cancel(&cancel), &[read]);
+    decide(&mut locks, Command::Cancel(&cancel), &[robs]);
     let (vic, rob, amy) = ([owner("vic")], [owner("rob")], [owner("amy")]);
     let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &rob), (b"y", &amy)];
-    let wait = Acquire::parse(words("x amy 1000 BLOCK 0")).unwrap();
-    let (mut turn, mut effects) = (Turn::of(Command::Acquire(&wait), 0, 10), Vec::new());
-    let held = held_until(END);
-    while let Some(task) = locks.next_task(&mut turn, NOW) {
-        let is_of = |(lock, _): &&HoldersOf<'_>| *lock == &*name_of(&task);
-        let read = match task.purpose {
-            Purpose::Holders => Read::Owners(holders.iter().find(is_of).unwrap().1),
-            Purpose::Reconcile(_) => Read::One(&read),
-            _ => Read::One(&held),
-        };
-        locks.decide(&mut turn, task.found(read), NOW, &mut effects);
-    }
-    let outcome = turn.outcome();
-    let (purposes, later) = fires(&mut locks, NOW, |_| Read::One(&read));
-    effects.extend(later);
-    let granted = effects.iter().any(is_grant);
+    let outcome = asks_for_x(&mut locks, "amy", &holders, |_| &robs, 1000);
     assert!(
         matches!(outcome, Ok(Outcome::MustWait { .. })),
-        "then the timer granted vic: {granted} {purposes:?}, {outcome:?}"
+        "{outcome:?}"
     );
 }
