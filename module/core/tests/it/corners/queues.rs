@@ -1,4 +1,4 @@
-//! Queues: what is looked at, when, and how often.
+//! When a queue is looked at, how often, and what for.
 
 use super::*;
 

@@ -6,8 +6,8 @@ use super::*;
 /// A lock, and the owners that hold it.
 type HoldersOf<'r> = (&'r [u8], &'r [Box<[u8]>]);
 
-/// A caller asks for `x`, which is held, and each lock has the holders that are named. `stored` is
-/// read for what is due before. Returns the outcome.
+/// A caller asks for `x`, which is held. Each lock has the holders that are named; `stored` is what
+/// a task reads that comes before the question for them. Returns the outcome.
 fn asks_for_x<'r>(
     locks: &mut Locks,
     owner: &str,
