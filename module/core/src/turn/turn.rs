@@ -265,8 +265,8 @@ impl Locks {
                 first.or_else(|| self.command_task(turn))
             }
             Phase::Search(lock) => {
-                // A hold with a pending release keeps no waiter out, and a waiter that may be let in
-                // now waits for nobody: what is due at the lock comes first.
+                // A hold with a pending release keeps no waiter out, and a waiter that may be let
+                // in now waits for nobody. So what is due at the lock comes first.
                 let record = self.table.find(lock.as_ref());
                 let due = record.filter(|_| !turn.budget.is_spent(now));
                 let due = due.and_then(|record| self.queue_task(turn, record));
