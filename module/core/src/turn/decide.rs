@@ -61,6 +61,7 @@ impl Locks {
             let left = waiters.saturating_sub(self.table.waiters());
             turn.budget.spend(left.max(1), now);
         }
+        turn.epoch = self.epoch;
         true
     }
 }

@@ -56,6 +56,8 @@ pub struct Turn<'a> {
     pub(super) freed: bool,
     pub(crate) pending_wait: Option<PendingWait>,
     pub(crate) search: Option<Box<DeadlockSearch>>,
+    /// The core's state as this turn's last decision left it.
+    pub(super) epoch: u64,
     pub(super) outcome: Option<Result<Outcome, CommandError>>,
     /// How much the turn may still do for others than the command.
     pub(super) budget: Budget,
@@ -193,6 +195,11 @@ impl<'a> Turn<'a> {
         }
     }
 
+    /// Whether its command must wait, as far as is known.
+    pub(super) fn is_about_to_wait(&self) -> bool {
+        self.pending_wait.is_some() && !matches!(self.outcome, Some(Err(_)))
+    }
+
     /// The locks that its command names.
     pub(super) fn locks(&self) -> Vec<LockRef<'a>> {
         (0..).map_while(|place| self.lock(place)).collect()
@@ -240,6 +247,9 @@ impl Locks {
     /// The next task; none if the turn is over.
     #[inline]
     pub fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
+        if turn.is_about_to_wait() && turn.epoch != self.epoch {
+            self.search_again(turn, now);
+        }
         // The common case: the command is decided, and there is no work for others.
         if matches!(turn.phase, Phase::Drain) && self.agenda.first_now().is_none() {
             return None;

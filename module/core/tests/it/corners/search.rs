@@ -190,3 +190,83 @@ fn a_reader_whose_writer_has_left_waits_for_nobody() {
         "{outcome:?}"
     );
 }
+
+/// Another module asks for `z` in vic's name.
+fn vic_waits_for_z(locks: &mut Locks) {
+    let amy = [owner("amy")];
+    let wait = Acquire::parse(words("z vic 1000 BLOCK 0")).unwrap();
+    let (mut turn, mut effects) = (Turn::of(Command::Acquire(&wait), 0, 10), Vec::new());
+    let (held, both) = (held_until(END), [Stored::Free, Stored::Free]);
+    while let Some(task) = locks.next_task(&mut turn, NOW) {
+        let read = match task.purpose {
+            Purpose::Holders if name_of(&task) == b"z" => Read::Owners(&amy),
+            Purpose::Holders => Read::Owners(&[]),
+            Purpose::GrantSeveral(_) => Read::Several(&both),
+            _ => Read::One(&held),
+        };
+        locks.decide(&mut turn, task.found(read), NOW, &mut effects);
+    }
+    let client = BlockedClient {
+        handle: 3,
+        client_id: 5,
+    };
+    let joined = locks.enqueue(&mut turn, Some(client), NOW, &mut effects);
+    assert!(joined.is_some(), "{:?}", turn.outcome());
+}
+
+/// Hank's hold of `q` ends while amy, who holds `z`, asks for `x`, which vic holds. Another module
+/// hears of a key that expires while one is read, or of one that is written: then vic begins to
+/// wait for amy.
+#[test]
+fn a_wait_that_another_module_begins_within_the_turn_closes_no_circle() {
+    let (vic, amy) = ([owner("vic")], [owner("amy")]);
+    let (held, both) = (held_until(END), [Stored::Free, Stored::Free]);
+    for while_read in [false, true] {
+        let (mut locks, _, tokens) = session_with(&[("q hank 1000 SESSION s", Stored::Free)]);
+        let several = MultiAcquire::parse(words("mia 1000 2 q r BLOCK 0")).unwrap();
+        let read = [held, Stored::Free];
+        begin(
+            &mut locks,
+            Command::MultiAcquire(&several),
+            1,
+            &Read::Several(&read),
+        );
+        waits(&mut locks, "q vic 1000 BLOCK 0", 2, &held);
+        let (mut locks, own) = (ends(locks), owned_by(tokens[0]));
+        let wait = Acquire::parse(words("x amy 1000 BLOCK 0")).unwrap();
+        let (mut turn, mut effects) = (Turn::of(Command::Acquire(&wait), 0, 10), Vec::new());
+        let mut others_come = 1;
+        while let Some(task) = locks.next_task(&mut turn, NOW) {
+            let read = match task.purpose {
+                Purpose::Holders => match &*name_of(&task) {
+                    b"x" => Read::Owners(&vic),
+                    b"z" => Read::Owners(&amy),
+                    _ => Read::Owners(&[]),
+                },
+                Purpose::Release(_) => Read::One(&own),
+                Purpose::GrantSeveral(_) => Read::Several(&both),
+                _ => Read::One(&held),
+            };
+            let is_now = match task.purpose {
+                Purpose::GrantSeveral(_) => while_read,
+                Purpose::Release(_) => !while_read,
+                _ => false,
+            };
+            if is_now && while_read && others_come > 0 {
+                others_come = 0;
+                vic_waits_for_z(&mut locks);
+            }
+            locks.decide(&mut turn, task.found(read), NOW, &mut effects);
+            if is_now && !while_read && others_come > 0 {
+                others_come = 0;
+                vic_waits_for_z(&mut locks);
+            }
+        }
+        assert_eq!(others_come, 0);
+        let outcome = turn.outcome();
+        assert!(
+            matches!(outcome, Err(CommandError::Deadlock(_))),
+            "{while_read}: {outcome:?}"
+        );
+    }
+}
