@@ -137,8 +137,8 @@ fn a_search_ends_when_it_has_reached_too_many_owners_at_once() {
     }
 }
 
-/// Wes writes and reads `q`, and waits for amy. The search itself ends the writing, and vic may read
-/// beside wes.
+/// Wes writes and reads `q`, and waits for amy. The search itself ends the writing, so vic may
+/// read.
 #[test]
 fn a_reader_that_the_search_lets_in_waits_for_nobody() {
     let (mut locks, _, tokens) = session_with(&[("q wes 1000 WRITE SESSION s", Stored::Free)]);
