@@ -170,9 +170,9 @@ impl DeadlockSearch {
             return self.go_on(table);
         };
         let record = table.find(place.lock.as_ref());
-        if record.is_some_and(|record| table.is_due(record)) {
-            // Not all that is due at this lock fitted into the turn. Its holders and its waiters
-            // after that are not known.
+        if record.is_some_and(|record| table.first_pending(record).is_some()) {
+            // Some pending releases at this lock did not fit into the turn. Its holders after them
+            // are not known.
             return Err(CommandError::ChainTooLong);
         }
         self.looks = self.looks.saturating_add(holders.len());

@@ -56,8 +56,6 @@ pub struct Turn<'a> {
     pub(super) freed: bool,
     pub(crate) pending_wait: Option<PendingWait>,
     pub(crate) search: Option<Box<DeadlockSearch>>,
-    /// The core's state as this turn's last decision left it.
-    pub(super) epoch: u64,
     pub(super) outcome: Option<Result<Outcome, CommandError>>,
     /// How much the turn may still do for others than the command.
     pub(super) budget: Budget,
@@ -195,11 +193,6 @@ impl<'a> Turn<'a> {
         }
     }
 
-    /// Whether its command must wait, as far as is known.
-    pub(super) fn is_about_to_wait(&self) -> bool {
-        self.pending_wait.is_some() && !matches!(self.outcome, Some(Err(_)))
-    }
-
     /// The locks that its command names.
     pub(super) fn locks(&self) -> Vec<LockRef<'a>> {
         (0..).map_while(|place| self.lock(place)).collect()
@@ -247,9 +240,6 @@ impl Locks {
     /// The next task; none if the turn is over.
     #[inline]
     pub fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
-        if turn.is_about_to_wait() && turn.epoch != self.epoch {
-            self.search_again(turn, now);
-        }
         // The common case: the command is decided, and there is no work for others.
         if matches!(turn.phase, Phase::Drain) && self.agenda.first_now().is_none() {
             return None;
@@ -275,12 +265,11 @@ impl Locks {
                 first.or_else(|| self.command_task(turn))
             }
             Phase::Search(lock) => {
-                // A hold with a pending release keeps no waiter out, and a waiter that may be let
-                // in now waits for nobody. So what is due at the lock comes first.
+                // A hold with a pending release keeps no waiter out, so the release comes first.
                 let record = self.table.find(lock.as_ref());
-                let due = record.filter(|_| !turn.budget.is_spent(now));
-                let due = due.and_then(|record| self.queue_task(turn, record));
-                due.or_else(|| {
+                let release = record.filter(|_| !turn.budget.is_spent(now));
+                let release = release.and_then(|record| self.release_task(turn, record));
+                release.or_else(|| {
                     let subject = Subject::One(lock.clone(), Rc::from([]));
                     Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
                 })

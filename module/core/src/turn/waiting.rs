@@ -68,21 +68,6 @@ impl Locks {
         self.go_on_searching(turn, asks, now)
     }
 
-    /// Another module has called us since this turn's last decision, in an event of a key that was
-    /// read or written. A wait that began there is not in the search, and the two might wait for
-    /// each other. So the search begins again. The wait itself is looked at once it has begun.
-    pub(super) fn search_again(&mut self, turn: &mut Turn<'_>, now: Now) {
-        turn.outdated = turn.outdated.saturating_add(1);
-        turn.epoch = self.epoch;
-        let Some(mut pending_wait) = turn.pending_wait.take().must_exist() else {
-            return;
-        };
-        pending_wait.is_out_of_date = true;
-        (turn.search, turn.outcome) = (None, None);
-        let outcome = self.begin_wait(turn, pending_wait, now);
-        turn.finish(outcome);
-    }
-
     /// The search asks for the holders of a lock, is done, or refuses the wait.
     fn go_on_searching(
         &mut self,

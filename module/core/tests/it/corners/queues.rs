@@ -153,11 +153,7 @@ fn the_end_of_permits_is_known_to_a_plain_waiter() {
     assert_eq!(locks.next_deadline(NOW), Some(51));
 }
 
-pub(super) fn read_write(
-    own_read: Option<i64>,
-    others_read: Option<i64>,
-    ends_at: i64,
-) -> ReadWrite {
+fn read_write(own_read: Option<i64>, others_read: Option<i64>, ends_at: i64) -> ReadWrite {
     ReadWrite {
         own_write: None,
         own_read: own_read.map(|end| ReadHold {
