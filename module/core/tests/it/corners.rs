@@ -1,6 +1,7 @@
 //! Corners that the random histories seldom reach: single turns, each with the readings that lead
 //! there.
 
+use crate::portions::held_until;
 use crate::wanted::{LIMITS, NOW, asked, decide, words};
 use rlock_core::request::{Acquire, Cancel, Events, MultiAcquire, Release, Renew};
 use rlock_core::{
@@ -20,16 +21,6 @@ const END: i64 = 2_000_000;
 
 fn at(name: &[u8]) -> LockRef<'_> {
     LockRef { db: 0, name }
-}
-
-/// Another owner holds it.
-fn held_until(ends_at: i64) -> Stored {
-    Stored::Plain(Hash {
-        own: None,
-        token: Known::read(Token::new(7)),
-        others: true,
-        ends_at: Known::read(Some(ends_at)),
-    })
 }
 
 /// The owner that it is read for holds it, alone.
@@ -58,6 +49,23 @@ fn permits(own: Option<PermitsHold>, others_end: Option<i64>, ends_at: i64) -> P
     }
 }
 
+/// Readers: the owner that it is read for, and others, until these moments; and the key's end.
+fn read_write(own_read: Option<i64>, others_read: Option<i64>, ends_at: i64) -> ReadWrite {
+    ReadWrite {
+        own_write: None,
+        own_read: own_read.map(|end| ReadHold {
+            count: Count::Valid(1),
+            token: Token::new(7),
+            ends_at: Known::read(end),
+        }),
+        others_write: false,
+        others_token: None,
+        others_read,
+        ends_at: Known::read(Some(ends_at)),
+        is_partial: false,
+    }
+}
+
 /// A client waits with this request, for a lock that is stored like this.
 fn waits(locks: &mut Locks, request: &str, handle: usize, stored: &Stored) {
     let request = Acquire::parse(words(request)).unwrap();
@@ -67,6 +75,23 @@ fn waits(locks: &mut Locks, request: &str, handle: usize, stored: &Stored) {
         handle,
         &Read::One(stored),
     );
+}
+
+/// The same for a wait for several locks.
+fn waits_for_several(locks: &mut Locks, request: &str, handle: usize, stored: &[Stored]) {
+    let request = MultiAcquire::parse(words(request)).unwrap();
+    let command = Command::MultiAcquire(&request);
+    begin(locks, command, handle, &Read::Several(stored));
+}
+
+/// Runs a command where this is stored. Returns the purposes of its tasks, and the effects.
+fn runs(locks: &mut Locks, mut turn: Turn<'_>, stored: &Stored) -> (Vec<Purpose>, Vec<Effect>) {
+    let (mut purposes, mut effects) = (Vec::new(), Vec::new());
+    while let Some(task) = locks.next_task(&mut turn, NOW) {
+        purposes.push(task.purpose);
+        locks.decide(&mut turn, task.found(Read::One(stored)), NOW, &mut effects);
+    }
+    (purposes, effects)
 }
 
 fn begin(locks: &mut Locks, command: Command<'_>, handle: usize, read: &Read<'_>) {

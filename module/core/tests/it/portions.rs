@@ -19,7 +19,7 @@ fn words(command: &str) -> impl Iterator<Item = &[u8]> {
 }
 
 /// Somebody else holds it until then.
-fn held_until(ends_at: i64) -> Stored {
+pub(crate) fn held_until(ends_at: i64) -> Stored {
     Stored::Plain(Hash {
         own: None,
         token: Known::read(Token::new(7)),

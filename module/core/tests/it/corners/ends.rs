@@ -74,29 +74,20 @@ fn a_single_end_need_not_read_all_readers() {
 #[test]
 fn a_writers_reading_ends_before_its_writing() {
     let writes = |own_read| {
+        let hold = rlock_core::WriteHold {
+            count: Count::Valid(1),
+            token: Token::new(7),
+        };
         Stored::ReadWrite(ReadWrite {
-            own_write: Some(rlock_core::WriteHold {
-                count: Count::Valid(1),
-                token: Token::new(7),
-            }),
-            own_read,
-            others_write: false,
-            others_token: None,
-            others_read: None,
-            ends_at: Known::read(Some(END)),
-            is_partial: false,
+            own_write: Some(hold),
+            ..read_write(own_read, None, END)
         })
     };
     let (locks, _, _) = session_with(&[
         ("k alice 1000 WRITE SESSION s", Stored::Free),
         ("k alice 1000 READ SESSION s", writes(None)),
     ]);
-    let reader = ReadHold {
-        count: Count::Valid(1),
-        token: None,
-        ends_at: Known::read(END),
-    };
-    let stored = writes(Some(reader));
+    let stored = writes(Some(END));
     let (purposes, _) = fires(&mut ends(locks), NOW, |_| Read::One(&stored));
     let of = Purpose::Release;
     assert_eq!(purposes, [of(Mode::Read), of(Mode::Write)]);

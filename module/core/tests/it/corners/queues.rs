@@ -32,23 +32,9 @@ fn waits_for_several_at_a_lock_that_became_another_kind_are_refused_in_portions(
         let both = [held_until(END), Stored::Free];
         for handle in 0..number {
             let wait = format!("o{handle} 1000 2 k x{handle} BLOCK 0");
-            let wait = MultiAcquire::parse(words(&wait)).unwrap();
-            begin(
-                &mut locks,
-                Command::MultiAcquire(&wait),
-                handle,
-                &Read::Several(&both),
-            );
+            waits_for_several(&mut locks, &wait, handle, &both);
         }
-        let readers = Stored::ReadWrite(ReadWrite {
-            own_write: None,
-            own_read: None,
-            others_write: false,
-            others_token: None,
-            others_read: Some(END),
-            ends_at: Known::read(Some(END)),
-            is_partial: false,
-        });
+        let readers = Stored::ReadWrite(read_write(None, Some(END), END));
         locks.changed(at(b"k"));
         let (purposes, effects) = fires(&mut locks, NOW, |_| Read::One(&readers));
         assert_eq!(refused(&effects).len(), number);
@@ -77,23 +63,14 @@ fn what_a_command_has_no_time_for_is_left_to_the_timer() {
     );
     let release = Release::parse(words("k alice PERMITS 1")).unwrap();
     let renew = Renew::parse(words("k carol 1000 PERMITS")).unwrap();
-    for (mut turn, stored) in [
+    for (turn, stored) in [
         (
             Turn::of(Command::Release(&release), 0, 10).with_budget(0),
             alices,
         ),
         (Turn::of(Command::Renew(&renew), 0, 10), others),
     ] {
-        let mut purposes = Vec::new();
-        while let Some(task) = locks.next_task(&mut turn, NOW) {
-            purposes.push(task.purpose);
-            locks.decide(
-                &mut turn,
-                task.found(Read::One(&stored)),
-                NOW,
-                &mut Vec::new(),
-            );
-        }
+        let (purposes, _) = runs(&mut locks, turn, &stored);
         assert_eq!(purposes, [Purpose::Command]);
         assert_eq!(locks.next_deadline(NOW), Some(0));
     }
@@ -141,6 +118,18 @@ fn a_new_waiter_tells_the_queue_when_the_lease_ends() {
     assert_eq!(locks.next_deadline(NOW), Some(51));
 }
 
+/// So does a caller that does not wait.
+#[test]
+fn a_caller_that_is_refused_tells_the_queue_when_the_lease_ends() {
+    let mut locks = Locks::default();
+    waits(&mut locks, "k bob 1000 BLOCK 0", 1, &held_until(END));
+    let end = NOW.wall_ms() + 50;
+    let asks = Acquire::parse(words("k carol 1000")).unwrap();
+    let (_, outcome) = decide(&mut locks, Command::Acquire(&asks), &[held_until(end)]);
+    assert_eq!(outcome, Outcome::NotHeld { ttl_ms: 50 });
+    assert_eq!(locks.next_deadline(NOW), Some(51));
+}
+
 /// Others wrote permits over the key that a plain waiter waits for.
 #[test]
 fn the_end_of_permits_is_known_to_a_plain_waiter() {
@@ -151,22 +140,6 @@ fn the_end_of_permits_is_known_to_a_plain_waiter() {
     let written = Stored::Permits(permits(None, Some(end), end));
     fires(&mut locks, NOW, |_| Read::One(&written));
     assert_eq!(locks.next_deadline(NOW), Some(51));
-}
-
-fn read_write(own_read: Option<i64>, others_read: Option<i64>, ends_at: i64) -> ReadWrite {
-    ReadWrite {
-        own_write: None,
-        own_read: own_read.map(|end| ReadHold {
-            count: Count::Valid(1),
-            token: Token::new(7),
-            ends_at: Known::read(end),
-        }),
-        others_write: false,
-        others_token: None,
-        others_read,
-        ends_at: Known::read(Some(ends_at)),
-        is_partial: false,
-    }
 }
 
 /// Others made the key last longer than the readers' leases.
@@ -218,13 +191,9 @@ fn a_reader_that_leaves_others_reading_costs_a_waiting_writer_no_look() {
     let held = Stored::ReadWrite(read_write(None, Some(END), END));
     waits(&mut locks, "k bob 1000 WRITE BLOCK 0", 1, &held);
     let release = Release::parse(words("k alice READ")).unwrap();
-    let mut turn = Turn::of(Command::Release(&release), 0, 10);
+    let turn = Turn::of(Command::Release(&release), 0, 10);
     let own = Stored::ReadWrite(read_write(Some(END), Some(END), END));
-    let mut purposes = Vec::new();
-    while let Some(task) = locks.next_task(&mut turn, NOW) {
-        purposes.push(task.purpose);
-        locks.decide(&mut turn, task.found(Read::One(&own)), NOW, &mut Vec::new());
-    }
+    let (purposes, _) = runs(&mut locks, turn, &own);
     assert_eq!(purposes, [Purpose::Command]);
 }
 
@@ -232,14 +201,8 @@ fn a_reader_that_leaves_others_reading_costs_a_waiting_writer_no_look() {
 #[test]
 fn a_wait_for_several_is_looked_at_for_the_lock_that_keeps_it_out() {
     let mut locks = Locks::default();
-    let wait = MultiAcquire::parse(words("bob 1000 3 a b c BLOCK 0")).unwrap();
     let held = [Stored::Free, Stored::Free, held_until(END)];
-    begin(
-        &mut locks,
-        Command::MultiAcquire(&wait),
-        1,
-        &Read::Several(&held),
-    );
+    waits_for_several(&mut locks, "bob 1000 3 a b c BLOCK 0", 1, &held);
     let mut times_read = |changed: &[&[u8]]| {
         for name in changed {
             locks.changed(at(name));
@@ -262,20 +225,11 @@ fn a_wait_for_several_is_looked_at_for_the_lock_that_keeps_it_out() {
 fn a_wait_for_several_that_the_grant_delay_kept_back_is_granted_at_its_end() {
     let mut locks = Locks::default();
     locks.start_grant_delay(NOW, 0);
-    let wait = MultiAcquire::parse(words("bob 1000 2 a b BLOCK 0")).unwrap();
     let held = [held_until(END), held_until(END)];
-    begin(
-        &mut locks,
-        Command::MultiAcquire(&wait),
-        1,
-        &Read::Several(&held),
-    );
+    waits_for_several(&mut locks, "bob 1000 2 a b BLOCK 0", 1, &held);
     let release = Release::parse(words("a alice")).unwrap();
-    let mut turn = Turn::of(Command::Release(&release), 0, 10).with_budget(0);
-    let own = owned_by(Token::new(7).unwrap());
-    while let Some(task) = locks.next_task(&mut turn, NOW) {
-        locks.decide(&mut turn, task.found(Read::One(&own)), NOW, &mut Vec::new());
-    }
+    let turn = Turn::of(Command::Release(&release), 0, 10).with_budget(0);
+    runs(&mut locks, turn, &owned_by(Token::new(7).unwrap()));
     locks.set_grant_delay(5000);
     let free = [Stored::Free, Stored::Free];
     let mut is_granted_after = |ms| {
@@ -292,14 +246,8 @@ fn a_wait_for_several_that_the_grant_delay_kept_back_is_granted_at_its_end() {
 #[test]
 fn a_wait_for_one_of_several_that_is_over_is_told_how_long_the_lease_lasts() {
     let mut locks = Locks::default();
-    let wait = MultiAcquire::parse(words("bob 1000 1 k BLOCK 50")).unwrap();
     let held = [held_until(END)];
-    begin(
-        &mut locks,
-        Command::MultiAcquire(&wait),
-        1,
-        &Read::Several(&held),
-    );
+    waits_for_several(&mut locks, "bob 1000 1 k BLOCK 50", 1, &held);
     // Others have made a read-write lock of it.
     let readers = [Stored::ReadWrite(read_write(None, Some(END), END))];
     let (now, mut effects) = (NOW.after(50), Vec::new());
@@ -356,18 +304,6 @@ fn a_lock_that_is_freed_while_a_wait_begins_is_looked_at_at_once() {
     assert!(effects.iter().any(is_grant), "{effects:?}");
 }
 
-/// So does a caller that does not wait.
-#[test]
-fn a_caller_that_is_refused_tells_the_queue_when_the_lease_ends() {
-    let mut locks = Locks::default();
-    waits(&mut locks, "k bob 1000 BLOCK 0", 1, &held_until(END));
-    let end = NOW.wall_ms() + 50;
-    let asks = Acquire::parse(words("k carol 1000")).unwrap();
-    let (_, outcome) = decide(&mut locks, Command::Acquire(&asks), &[held_until(end)]);
-    assert_eq!(outcome, Outcome::NotHeld { ttl_ms: 50 });
-    assert_eq!(locks.next_deadline(NOW), Some(51));
-}
-
 /// Bob waits while others have written over his session's hold, which then is to end. It might end
 /// the hold that he waits for.
 #[test]
@@ -376,13 +312,8 @@ fn a_waiter_whose_former_hold_is_about_to_end_is_not_granted_before_that() {
     waits(&mut locks, "k bob 1000 BLOCK 0", 1, &held_until(END));
     locks.client_gone(1, NOW, &mut Vec::new());
     let release = Release::parse(words("k alice")).unwrap();
-    let mut turn = Turn::of(Command::Release(&release), 0, 10).with_budget(0);
-    let (own, mut effects) = (owned_by(Token::new(7).unwrap()), Vec::new());
-    let mut purposes = Vec::new();
-    while let Some(task) = locks.next_task(&mut turn, NOW) {
-        purposes.push(task.purpose);
-        locks.decide(&mut turn, task.found(Read::One(&own)), NOW, &mut effects);
-    }
+    let turn = Turn::of(Command::Release(&release), 0, 10).with_budget(0);
+    let (purposes, effects) = runs(&mut locks, turn, &owned_by(Token::new(7).unwrap()));
     assert_eq!(purposes, [Purpose::Command]);
     assert!(!effects.iter().any(is_grant), "{effects:?}");
     let (purposes, effects) = fires(&mut locks, NOW, |_| Read::One(&Stored::Free));

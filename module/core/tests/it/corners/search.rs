@@ -5,7 +5,8 @@ use super::*;
 /// A lock, and the owners that hold it.
 type HoldersOf<'r> = (&'r [u8], &'r [Box<[u8]>]);
 
-/// A caller asks for `x`. Returns the outcome, when each lock has the holder that is named.
+/// A caller asks for `x`, and each lock has the holders that are named. `released` is read for the
+/// holds that the search itself ends. Returns the outcome.
 fn asks_for_x<'r>(
     locks: &mut Locks,
     owner: &str,
@@ -32,6 +33,10 @@ fn asks_for_x<'r>(
     turn.outcome()
 }
 
+fn may_wait(outcome: &Result<Outcome, CommandError>) -> bool {
+    matches!(outcome, Ok(Outcome::MustWait { .. }))
+}
+
 fn owner(name: &str) -> Box<[u8]> {
     name.as_bytes().into()
 }
@@ -42,22 +47,13 @@ fn owner(name: &str) -> Box<[u8]> {
 fn an_owner_that_is_granted_during_the_search_waits_for_nobody() {
     let (mut locks, _, tokens) = session_with(&[("q hank 1000 SESSION s", Stored::Free)]);
     waits(&mut locks, "q vic 1000 BLOCK 0", 1, &held_until(END));
-    let both = MultiAcquire::parse(words("bea 1000 2 q y BLOCK 0")).unwrap();
     let held = [held_until(END), held_until(END)];
-    begin(
-        &mut locks,
-        Command::MultiAcquire(&both),
-        2,
-        &Read::Several(&held),
-    );
+    waits_for_several(&mut locks, "bea 1000 2 q y BLOCK 0", 2, &held);
     let mut locks = ends(locks);
     let (vic, amy) = ([owner("vic")], [owner("amy")]);
     let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &vic), (b"y", &amy)];
     let outcome = asks_for_x(&mut locks, "amy", &holders, &owned_by(tokens[0]), 1000);
-    assert!(
-        matches!(outcome, Ok(Outcome::MustWait { .. })),
-        "{outcome:?}"
-    );
+    assert!(may_wait(&outcome), "{outcome:?}");
 }
 
 /// Others made a plain lock of the permits that amy waits for. One waits for permits alone, so the
@@ -74,10 +70,7 @@ fn a_wait_for_permits_is_no_part_of_a_circle() {
     let (vic, zed) = ([owner("vic")], [owner("zed")]);
     let holders: [HoldersOf<'_>; 2] = [(b"x", &vic), (b"q", &zed)];
     let outcome = asks_for_x(&mut locks, "amy", &holders, &Stored::Free, 1000);
-    assert!(
-        matches!(outcome, Ok(Outcome::MustWait { .. })),
-        "{outcome:?}"
-    );
+    assert!(may_wait(&outcome), "{outcome:?}");
 }
 
 /// Then there can be no circle, and nobody need know the holders.
@@ -85,10 +78,7 @@ fn a_wait_for_permits_is_no_part_of_a_circle() {
 fn where_no_other_lock_is_waited_for_nothing_is_searched() {
     let (locks, _, _) = session_with(&[("x alice 1000 SESSION s", Stored::Free)]);
     let outcome = asks_for_x(&mut ends(locks), "bob", &[], &Stored::Free, 0);
-    assert!(
-        matches!(outcome, Ok(Outcome::MustWait { .. })),
-        "{outcome:?}"
-    );
+    assert!(may_wait(&outcome), "{outcome:?}");
 }
 
 /// Many owners wait for the same locks, as guarantees.md says: each costs one look at each of them,
@@ -100,16 +90,11 @@ fn many_owners_that_wait_for_the_same_locks_are_searched_at_a_look_each() {
     let held = vec![held_until(END); 1024];
     for handle in 0..60 {
         let wait = format!("o{handle} 1000 1024{} BLOCK 0", names.concat());
-        let wait = MultiAcquire::parse(words(&wait)).unwrap();
-        let read = Read::Several(&held);
-        begin(&mut locks, Command::MultiAcquire(&wait), handle, &read);
+        waits_for_several(&mut locks, &wait, handle, &held);
     }
     let last = [owner("o59")];
     let outcome = asks_for_x(&mut locks, "amy", &[(b"x", &last)], &Stored::Free, 100_000);
-    assert!(
-        matches!(outcome, Ok(Outcome::MustWait { .. })),
-        "{outcome:?}"
-    );
+    assert!(may_wait(&outcome), "{outcome:?}");
 }
 
 #[test]
@@ -123,7 +108,6 @@ fn a_search_ends_when_it_has_reached_too_many_owners_at_once() {
         }
         let all: Vec<_> = names.iter().map(|name| owner(name)).collect();
         let outcome = asks_for_x(&mut locks, "amy", &[(b"x", &all)], &Stored::Free, 1000);
-        let may_wait = matches!(outcome, Ok(Outcome::MustWait { .. }));
-        assert_eq!(may_wait, is_found, "{outcome:?}");
+        assert_eq!(may_wait(&outcome), is_found, "{outcome:?}");
     }
 }

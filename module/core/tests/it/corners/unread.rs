@@ -45,14 +45,8 @@ fn waiters_of_a_key_that_another_node_serves_are_sent_there() {
 #[test]
 fn a_wait_for_several_of_which_one_is_elsewhere_looks_at_that_one() {
     let mut locks = Locks::default();
-    let wait = MultiAcquire::parse(words("bob 1000 2 a b BLOCK 0")).unwrap();
     let both = [Stored::Free, held_until(END)];
-    begin(
-        &mut locks,
-        Command::MultiAcquire(&wait),
-        1,
-        &Read::Several(&both),
-    );
+    waits_for_several(&mut locks, "bob 1000 2 a b BLOCK 0", 1, &both);
     locks.changed(at(b"b"));
     let elsewhere = Read::Elsewhere(CommandError::SlotOnItsWay);
     let (purposes, effects) = fires(&mut locks, NOW, |task| match task.purpose {
