@@ -244,9 +244,9 @@ impl Listening {
         (!left.is_zero()).then_some(left)
     }
 
-    /// The longest pause between two tries: the time left in the grace, divided by `of`. So a server
-    /// that comes back within the grace is tried within it. The pause is never shorter than a
-    /// fiftieth of the grace. Otherwise all clients would try at once near its end.
+    /// The longest pause between two tries: the time left in the grace, divided by `of`. So a
+    /// server that comes back within the grace is tried within it. The pause is never shorter than
+    /// a fiftieth of the grace. Otherwise all clients would try at once near its end.
     fn pause(&self, left: Duration, of: u32) -> Duration {
         part(left, of).max(part(self.session.identity.grace, 50))
     }
