@@ -578,6 +578,7 @@ impl Engine {
                         }
                         found => found.read(),
                     };
+                    self.tell_expired();
                     let reading = task.found(read);
                     self.locks.decide(turn, reading, now, &mut effects);
                 }
@@ -594,6 +595,7 @@ impl Engine {
                         (Some(_), _) => Read::Unknown,
                         (None, _) => Read::Several(&stored),
                     };
+                    self.tell_expired();
                     let reading = task.found(read);
                     self.locks.decide(turn, reading, now, &mut effects);
                 }

@@ -41,6 +41,9 @@ pub(crate) struct DeadlockSearch {
     seen: BTreeMap<RecordId, Seen>,
     /// How often a queue or a holder was looked at.
     looks: usize,
+    /// Whether something was due at a lock that was looked at. What is due only ends waits, so no
+    /// circle is missed, but one that is found may be none.
+    is_unsettled: bool,
 }
 
 /// The result of a look at a queue for one of its waiters. The waiters ahead of another one are
@@ -108,6 +111,7 @@ impl DeadlockSearch {
             asked_about: None,
             seen: BTreeMap::new(),
             looks: 0,
+            is_unsettled: false,
         }
     }
 
@@ -170,11 +174,7 @@ impl DeadlockSearch {
             return self.go_on(table);
         };
         let record = table.find(place.lock.as_ref());
-        if record.is_some_and(|record| table.first_pending(record).is_some()) {
-            // Some pending releases at this lock did not fit into the turn. Its holders after them
-            // are not known.
-            return Err(CommandError::ChainTooLong);
-        }
+        self.is_unsettled |= record.is_some_and(|record| table.is_due(record));
         self.looks = self.looks.saturating_add(holders.len());
         // An owner that waits for nothing ends a path. The asker is about to wait.
         let waits = |holder: &[u8]| {
@@ -235,7 +235,11 @@ impl DeadlockSearch {
         }
         for owner in waited_for {
             if owner == self.asker && visited != self.asker {
-                return Err(CommandError::Deadlock(self.circle(place)));
+                return Err(if self.is_unsettled {
+                    CommandError::ChainTooLong
+                } else {
+                    CommandError::Deadlock(self.circle(place))
+                });
             }
             self.reach(owner, &visited, place);
         }

@@ -8,8 +8,8 @@ pub(crate) struct PendingWait {
     /// The answer if the client cannot be blocked.
     pub(crate) ttl_ms: i64,
     lease_ends: LeaseEnds,
-    /// Whether a pending release ended a hold meanwhile, during the deadlock search. Then another
-    /// waiter may have been granted the caller's lock.
+    /// Whether the turn has decided about others since. Then the caller's lock may have another
+    /// holder.
     pub(crate) is_out_of_date: bool,
 }
 

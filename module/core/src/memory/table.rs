@@ -377,6 +377,14 @@ impl LockTable {
         self.records.get(id.0).is_some_and(|record| record.dirty)
     }
 
+    /// Whether something is due at a lock: a pending release, or a look for its waiters.
+    pub(crate) fn is_due(&self, id: RecordId) -> bool {
+        let record = self.records.get(id.0);
+        record.is_some_and(|record| {
+            !record.pending.is_empty() || record.dirty && record.queue.length > 0
+        })
+    }
+
     /// Clears the mark. Whether the record was dirty.
     pub(crate) fn take_dirty(&mut self, id: RecordId) -> bool {
         let record = self.records.get_mut(id.0);

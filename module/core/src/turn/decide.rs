@@ -54,6 +54,9 @@ impl Locks {
         };
         decision.of_task(turn, task, &read);
         if !matches!(task.purpose, Purpose::Command | Purpose::Holders) {
+            if let Some(pending_wait) = &mut turn.pending_wait {
+                pending_wait.is_out_of_date = true;
+            }
             // One decision can take several waiters out.
             let left = waiters.saturating_sub(self.table.waiters());
             turn.budget.spend(left.max(1), now);
@@ -223,9 +226,6 @@ impl Decision<'_> {
             return self.locks.mark_queue(record);
         };
         let written = self.effects.len();
-        if let Some(pending_wait) = &mut turn.pending_wait {
-            pending_wait.is_out_of_date = true;
-        }
         self.end_pending(&release, stored, may_outlive && !others_are_brief);
         // Only a deletion at the command's own lock counts. A release at another lock must not make
         // BREAK leave a hold in place.

@@ -54,6 +54,7 @@ impl Locks {
         now: Now,
     ) -> Result<Option<Outcome>, CommandError> {
         turn.pending_wait = Some(pending_wait);
+        turn.waits_begun = self.waits_begun;
         let only = turn.lock(0).filter(|_| turn.lock(1).is_none());
         let queue = only.and_then(|only| self.table.queue(only));
         let is_for_permits = turn.mode() == Mode::Permits;
@@ -102,6 +103,12 @@ impl Locks {
     }
 
     pub(crate) fn decide_search(&mut self, turn: &mut Turn<'_>, read: &Read<'_>, now: Now) {
+        // The lock may have become due while its key was read: that ends a hold whose lease is over.
+        if let Phase::Search(lock) = &turn.phase
+            && self.due_task(turn, lock.as_ref(), now).is_some()
+        {
+            return;
+        }
         let Some(mut search) = turn.search.take().must_exist() else {
             return turn.finish(Err(CommandError::Unsettled));
         };
@@ -129,6 +136,7 @@ impl Locks {
         let pending_wait = turn.pending_wait.take()?;
         let newcomer = self.newcomer(turn, client)?;
         self.invalidate();
+        self.waits_begun = self.waits_begun.wrapping_add(1);
         let own = self.own_wait(turn);
         let first = match (own, turn.command?) {
             (Some(own), _) => own,
