@@ -367,8 +367,9 @@ impl Locks {
         None
     }
 
-    /// A task for what is due at a lock where a deadlock is searched, if the turn may do it. A hold
-    /// with a pending release keeps no waiter out, and a waiter that may be let in waits for nobody.
+    /// A task for what is due at a lock where a deadlock is searched, if the turn may do it: a hold
+    /// with a pending release keeps no waiter out, and a waiter that can be granted its lock waits
+    /// for nobody.
     pub(super) fn due_task(
         &mut self,
         turn: &Turn<'_>,

@@ -103,7 +103,8 @@ impl Locks {
     }
 
     pub(crate) fn decide_search(&mut self, turn: &mut Turn<'_>, read: &Read<'_>, now: Now) {
-        // The lock may have become due while its key was read: that ends a hold whose lease is over.
+        // The lock may have become due while its key was read: that ends a hold whose lease is
+        // over.
         if let Phase::Search(lock) = &turn.phase
             && self.due_task(turn, lock.as_ref(), now).is_some()
         {
