@@ -380,9 +380,7 @@ impl LockTable {
     /// Whether something is due at a lock: a pending release, or a look for its waiters.
     pub(crate) fn is_due(&self, id: RecordId) -> bool {
         let record = self.records.get(id.0);
-        record.is_some_and(|record| {
-            !record.pending.is_empty() || record.dirty && record.queue.length > 0
-        })
+        record.is_some_and(|record| record.dirty || !record.pending.is_empty())
     }
 
     /// Clears the mark. Whether the record was dirty.

@@ -222,7 +222,7 @@ fn a_hold_that_expires_while_it_is_read_keeps_nobody_waiting() {
 fn another_module_waits(locks: &mut Locks, request: &str) {
     let amy = [owner("amy")];
     let wait = Acquire::parse(words(request)).unwrap();
-    let (mut turn, mut effects) = (Turn::of(Command::Acquire(&wait), 0, 10), Vec::new());
+    let (mut turn, mut effects) = (Turn::of(Command::Acquire(&wait), 0, u32::MAX), Vec::new());
     let (held, both) = (held_until(END), [Stored::Free, Stored::Free]);
     while let Some(task) = locks.next_task(&mut turn, NOW) {
         let read = match task.purpose {
@@ -241,68 +241,114 @@ fn another_module_waits(locks: &mut Locks, request: &str) {
     assert!(joined.is_some(), "{:?}", turn.outcome());
 }
 
+/// What the server does with the keys of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Does {
+    Reads,
+    Writes,
+}
+
 /// Hank's hold of `q` ends while amy, who holds `z`, asks for `x`, which vic holds. Another module
-/// hears of a key that is read then, or of one that is written, and sends a command that waits.
-fn amy_waits_while_another_module(asks: &str, while_read: bool) -> Result<Outcome, CommandError> {
-    let (vic, amy) = ([owner("vic")], [owner("amy")]);
+/// hears of the keys that are read and written meanwhile. Hal holds `q` next, and may wait for amy.
+/// Returns the outcome, and how many deadlocks were refused.
+fn amy_waits_while(
+    hal_waits: bool,
+    mut another_module: impl FnMut(&mut Locks, Purpose, Does),
+) -> (Result<Outcome, CommandError>, u64) {
+    let (vic, amy, hal) = ([owner("vic")], [owner("amy")], [owner("hal")]);
     let (held, both) = (held_until(END), [Stored::Free, Stored::Free]);
     let (mut locks, _, tokens) = session_with(&[("q hank 1000 SESSION s", Stored::Free)]);
-    waits_for_several(
-        &mut locks,
-        "mia 1000 2 q r BLOCK 0",
-        1,
-        &[held, Stored::Free],
-    );
+    let several = "mia 1000 2 q r BLOCK 0";
+    waits_for_several(&mut locks, several, 1, &[held, Stored::Free]);
     waits(&mut locks, "q vic 1000 BLOCK 0", 2, &held);
+    if hal_waits {
+        waits(&mut locks, "z hal 1000 BLOCK 0", 4, &held);
+    }
     let (mut locks, own) = (ends(locks), owned_by(tokens[0]));
     let wait = Acquire::parse(words("x amy 1000 BLOCK 0")).unwrap();
     let (mut turn, mut effects) = (Turn::of(Command::Acquire(&wait), 0, 10), Vec::new());
-    let mut others = Some(asks);
     while let Some(task) = locks.next_task(&mut turn, NOW) {
-        let (read, is_now) = match task.purpose {
+        let read = match task.purpose {
             Purpose::Holders => match &*name_of(&task) {
-                b"x" => (Read::Owners(&vic), false),
-                b"z" => (Read::Owners(&amy), false),
-                _ => (Read::Owners(&[]), false),
+                b"x" => Read::Owners(&vic),
+                b"z" => Read::Owners(&amy),
+                _ => Read::Owners(&hal),
             },
-            Purpose::Release(_) => (Read::One(&own), !while_read),
-            Purpose::GrantSeveral(_) => (Read::Several(&both), while_read),
-            _ => (Read::One(&held), false),
+            Purpose::Release(_) => Read::One(&own),
+            Purpose::GrantSeveral(_) => Read::Several(&both),
+            _ => Read::One(&held),
         };
-        if is_now
-            && while_read
-            && let Some(asks) = others.take()
-        {
-            another_module_waits(&mut locks, asks);
-        }
+        another_module(&mut locks, task.purpose, Does::Reads);
         locks.decide(&mut turn, task.found(read), NOW, &mut effects);
-        if is_now
-            && !while_read
-            && let Some(asks) = others.take()
-        {
-            another_module_waits(&mut locks, asks);
-        }
+        another_module(&mut locks, task.purpose, Does::Writes);
     }
-    assert_eq!(others, None, "the other module was not asked");
-    turn.outcome()
+    (turn.outcome(), locks.counters().deadlocks_refused)
+}
+
+/// Another module asks this, once: while the hold's end is written, or while it is read for a grant
+/// that this makes possible.
+fn amy_waits_while_another_module(asks: &str, when: Does) -> Result<Outcome, CommandError> {
+    let mut asks = Some(asks);
+    let (outcome, _) = amy_waits_while(false, |locks, purpose, does| {
+        let is_now = match purpose {
+            Purpose::Release(_) => Does::Writes,
+            Purpose::GrantSeveral(_) => Does::Reads,
+            _ => return,
+        };
+        if does == when
+            && is_now == when
+            && let Some(asks) = asks.take()
+        {
+            another_module_waits(locks, asks);
+        }
+    });
+    assert_eq!(asks, None, "the other module was not asked");
+    outcome
 }
 
 #[test]
 fn a_wait_that_another_module_begins_within_the_turn_closes_no_circle() {
-    for while_read in [false, true] {
-        let outcome = amy_waits_while_another_module("z vic 1000 BLOCK 0", while_read);
+    for when in [Does::Writes, Does::Reads] {
+        let outcome = amy_waits_while_another_module("z vic 1000 BLOCK 0", when);
         let is_refused = matches!(outcome, Err(CommandError::Deadlock(_)));
-        assert!(is_refused, "{while_read}: {outcome:?}");
+        assert!(is_refused, "{when:?}: {outcome:?}");
     }
 }
 
 #[test]
 fn an_owner_that_another_module_queues_within_the_turn_waits_once() {
-    for while_read in [false, true] {
-        let outcome = amy_waits_while_another_module("x amy 1000 BLOCK 0", while_read);
-        assert!(
-            matches!(outcome, Err(CommandError::Waiting)),
-            "{while_read}: {outcome:?}"
-        );
+    for when in [Does::Writes, Does::Reads] {
+        let outcome = amy_waits_while_another_module("x amy 1000 BLOCK 0", when);
+        let is_refused = matches!(outcome, Err(CommandError::Waiting));
+        assert!(is_refused, "{when:?}: {outcome:?}");
     }
+}
+
+#[test]
+fn a_wait_that_was_refused_is_not_decided_again() {
+    let mut is_asked = false;
+    let (outcome, refused) = amy_waits_while(true, |locks, purpose, does| {
+        if does == Does::Reads && matches!(purpose, Purpose::GrantSeveral(_)) {
+            another_module_waits(locks, "w joe 1000 BLOCK 0");
+            is_asked = true;
+        }
+    });
+    assert!(is_asked && refused == 1, "{refused} times");
+    let is_refused = matches!(outcome, Err(CommandError::Deadlock(_)));
+    assert!(is_refused, "{outcome:?}");
+}
+
+#[test]
+fn a_command_is_given_up_when_waits_begin_whenever_it_reads() {
+    let mut begun = 0;
+    let (outcome, _) = amy_waits_while(false, |locks, purpose, does| {
+        let is_decided = matches!(purpose, Purpose::GrantSeveral(_)) || begun > 0;
+        if does == Does::Reads && is_decided {
+            begun += 1;
+            another_module_waits(locks, &format!("w joe{begun} 1000 BLOCK 0"));
+        }
+    });
+    assert!(begun > 100, "{begun}");
+    let is_given_up = matches!(outcome, Err(CommandError::Unsettled));
+    assert!(is_given_up, "{outcome:?}");
 }
