@@ -9,6 +9,9 @@
 //! refused as well, with another error. So a circle is never missed, and a wait that could end is
 //! never called a deadlock.
 //!
+//! The search changes nothing. If it finds a circle through a lock where something is due, which
+//! may end one of its waits, the caller is told to try again.
+//!
 //! The search goes from the new wait along the owners that wait for each other, until it comes back
 //! to the start or to an end. Only the keyspace knows the holders of a lock, so the search stops at
 //! each lock and asks the driver for them.
@@ -26,6 +29,8 @@ use std::rc::Rc;
 #[derive(Debug)]
 pub(crate) struct DeadlockSearch {
     asker: Rc<[u8]>,
+    /// The locks of the new wait, as far as anything is known of them.
+    new: Vec<RecordId>,
     /// Whether with the new wait the asker waits for several locks.
     waits_for_several: bool,
     /// How each owner was reached.
@@ -41,9 +46,6 @@ pub(crate) struct DeadlockSearch {
     seen: BTreeMap<RecordId, Seen>,
     /// How often a queue or a holder was looked at.
     looks: usize,
-    /// Whether something was due at a lock that was looked at. What is due only ends waits, so no
-    /// circle is missed, but one that is found may be none.
-    is_unsettled: bool,
 }
 
 /// The result of a look at a queue for one of its waiters. The waiters ahead of another one are
@@ -80,6 +82,8 @@ impl DeadlockSearch {
             .iter()
             .map(|lock| table.queue(lock.as_ref()))
             .collect();
+        let known = locks.iter().filter_map(|lock| table.find(lock.as_ref()));
+        let known = known.collect();
         let mut elsewhere = table
             .waits_of(owner)
             .map(|(queue, _)| queue)
@@ -104,6 +108,7 @@ impl DeadlockSearch {
         Self {
             visited: Rc::clone(&asker),
             asker,
+            new: known,
             waits_for_several,
             reached: HashMap::new(),
             to_visit: Vec::new(),
@@ -111,7 +116,6 @@ impl DeadlockSearch {
             asked_about: None,
             seen: BTreeMap::new(),
             looks: 0,
-            is_unsettled: false,
         }
     }
 
@@ -173,8 +177,6 @@ impl DeadlockSearch {
         let Some(place) = self.asked_about.take() else {
             return self.go_on(table);
         };
-        let record = table.find(place.lock.as_ref());
-        self.is_unsettled |= record.is_some_and(|record| table.is_due(record));
         self.looks = self.looks.saturating_add(holders.len());
         // An owner that waits for nothing ends a path. The asker is about to wait.
         let waits = |holder: &[u8]| {
@@ -205,11 +207,9 @@ impl DeadlockSearch {
             .queue
             .and_then(|queue| table.waiter_of(queue, &visited));
         let own = own.map(|(_, waiter)| waiter.order());
-        // A release that came before this look may have granted the lock to the visited owner.
-        let waits = place.is_new || own.is_some();
         // A holder re-enters its lock and never waits for it: it stands in that lock's queue only
         // as part of a wait for several.
-        if waits && !seen.holders.contains(&visited) {
+        if !seen.holders.contains(&visited) {
             if !seen.reached_holders {
                 waited_for.extend(seen.holders.iter().cloned());
                 seen.reached_holders = visited != self.asker;
@@ -235,11 +235,7 @@ impl DeadlockSearch {
         }
         for owner in waited_for {
             if owner == self.asker && visited != self.asker {
-                return Err(if self.is_unsettled {
-                    CommandError::ChainTooLong
-                } else {
-                    CommandError::Deadlock(self.circle(place))
-                });
+                return Err(self.closes(table, place));
             }
             self.reach(owner, &visited, place);
         }
@@ -252,6 +248,22 @@ impl DeadlockSearch {
             self.reached.insert(Rc::clone(&owner), by);
             self.to_visit.push(owner);
         }
+    }
+
+    /// The owner being visited waits for the asker, at this place.
+    ///
+    /// That is no circle yet where something is due at a lock that one of its owners waits for: a
+    /// pending release, or a look for the waiters. It may end one of these waits.
+    fn closes(&self, table: &LockTable, last: &Place) -> CommandError {
+        let is_due_for =
+            |owner: &Rc<[u8]>| table.waits_of(owner).any(|(lock, _)| table.is_due(lock));
+        let mut owners = std::iter::successors(Some(&self.visited), |owner| {
+            self.reached.get(*owner).map(|(from, _)| from)
+        });
+        if owners.any(is_due_for) || self.new.iter().any(|lock| table.is_due(*lock)) {
+            return CommandError::Unsettled;
+        }
+        CommandError::Deadlock(self.circle(last))
     }
 
     /// The circle from the asker on. It closes because the owner being visited waits for the asker.

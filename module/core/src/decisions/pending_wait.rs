@@ -8,9 +8,6 @@ pub(crate) struct PendingWait {
     /// The answer if the client cannot be blocked.
     pub(crate) ttl_ms: i64,
     lease_ends: LeaseEnds,
-    /// Whether the turn has decided about others since. Then the caller's lock may have another
-    /// holder.
-    pub(crate) is_out_of_date: bool,
 }
 
 /// When the present leases end, as far as is known.
@@ -24,16 +21,12 @@ pub(crate) enum LeaseEnds {
 
 impl PendingWait {
     pub(crate) fn new(lease_ends: LeaseEnds, ttl_ms: i64) -> Self {
-        Self {
-            ttl_ms,
-            lease_ends,
-            is_out_of_date: false,
-        }
+        Self { ttl_ms, lease_ends }
     }
 
     /// Whether others' holds keep the caller out, and not just its place behind other waiters.
     pub(crate) fn is_kept_out(&self) -> bool {
-        self.is_out_of_date || !matches!(self.lease_ends, LeaseEnds::Promised)
+        !matches!(self.lease_ends, LeaseEnds::Promised)
     }
 
     pub(crate) fn lease_end(&self, place: usize) -> Option<i64> {

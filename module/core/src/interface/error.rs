@@ -172,8 +172,9 @@ refusals! {
         "NOTHELD this owner does not hold the lock, or not with this token{}", present(*token);
     /// A second wait of an owner for the same lock.
     Waiting => "WAITING this owner waits for the lock already, ONCE takes that wait over";
-    /// Other modules change the lock each time while the command reads it.
-    Unsettled => "TRYAGAIN another module changes the lock whenever it is looked at";
+    /// The wait would close a circle through a lock that is about to change hands; or other modules
+    /// change the lock each time while the command reads it.
+    Unsettled => "TRYAGAIN the locks change while the command looks at them";
     /// The server became a replica, which has no waiters.
     Unblocked =>
         "UNBLOCKED force unblock from blocking operation, \

@@ -52,8 +52,6 @@ pub struct Locks {
     pub(crate) log_lines: LogLines,
     /// Grows with each decision: a reading from before the last decision is out of date.
     pub(crate) epoch: u64,
-    /// How many waits have begun.
-    pub(crate) waits_begun: u64,
 }
 
 impl Locks {

@@ -54,9 +54,6 @@ impl Locks {
         };
         decision.of_task(turn, task, &read);
         if !matches!(task.purpose, Purpose::Command | Purpose::Holders) {
-            if let Some(pending_wait) = &mut turn.pending_wait {
-                pending_wait.is_out_of_date = true;
-            }
             // One decision can take several waiters out.
             let left = waiters.saturating_sub(self.table.waiters());
             turn.budget.spend(left.max(1), now);

@@ -56,8 +56,6 @@ pub struct Turn<'a> {
     pub(super) freed: bool,
     pub(crate) pending_wait: Option<PendingWait>,
     pub(crate) search: Option<Box<DeadlockSearch>>,
-    /// How many waits had begun when that search did.
-    pub(super) waits_begun: u64,
     pub(super) outcome: Option<Result<Outcome, CommandError>>,
     /// How much the turn may still do for others than the command.
     pub(super) budget: Budget,
@@ -65,7 +63,7 @@ pub struct Turn<'a> {
     pub(super) unreadable: Vec<RecordId>,
     /// How many locks were looked at because their look was due.
     pub(super) looks: usize,
-    /// How often it began anew.
+    /// How often a reading was out of date.
     pub(super) outdated: usize,
     /// Whether the timer looked for a session's hold first when it was asked last. Next it looks
     /// for a queue first.
@@ -182,16 +180,16 @@ impl<'a> Turn<'a> {
         self.outcome.as_ref()
     }
 
-    /// Begins again, because another module called us while a key was read or written. That may
-    /// have added a pending release at one of the command's locks, freed a lock that the caller is
-    /// about to wait for, or begun a wait that closes a circle with the caller's.
+    /// Begins again, because something was decided between a reading and its decision. It may have
+    /// added a pending release at one of the command's locks, or freed a lock that the caller was
+    /// about to wait for.
     pub(super) fn begin_anew(&mut self) {
         self.outdated = self.outdated.saturating_add(1);
         self.released = 0;
         self.is_reconciled = false;
-        if self.pending_wait.take().is_some() {
+        if let Phase::Search(_) = self.phase {
             self.phase = Phase::Command;
-            (self.search, self.outcome) = (None, None);
+            (self.search, self.pending_wait) = (None, None);
         }
     }
 
@@ -232,9 +230,6 @@ impl<'a> Turn<'a> {
     /// Ends the command with its outcome; with none it goes on.
     pub(super) fn finish(&mut self, outcome: Result<Option<Outcome>, CommandError>) {
         if let Some(outcome) = outcome.transpose() {
-            if outcome.is_err() {
-                self.pending_wait = None;
-            }
             self.outcome = Some(outcome);
             self.phase = Phase::Drain;
         }
@@ -245,9 +240,6 @@ impl Locks {
     /// The next task; none if the turn is over.
     #[inline]
     pub fn next_task(&mut self, turn: &mut Turn<'_>, now: Now) -> Option<Task> {
-        if turn.pending_wait.is_some() && turn.waits_begun != self.waits_begun {
-            turn.begin_anew();
-        }
         // The common case: the command is decided, and there is no work for others.
         if matches!(turn.phase, Phase::Drain) && self.agenda.first_now().is_none() {
             return None;
@@ -273,11 +265,8 @@ impl Locks {
                 first.or_else(|| self.command_task(turn))
             }
             Phase::Search(lock) => {
-                let due = self.due_task(turn, lock.as_ref(), now);
-                due.or_else(|| {
-                    let subject = Subject::One(lock.clone(), Rc::from([]));
-                    Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
-                })
+                let subject = Subject::One(lock.clone(), Rc::from([]));
+                Some(self.task(subject, ReadDepth::Brief, Purpose::Holders))
             }
             Phase::Drain => self.next_now(turn, now),
             Phase::Timer => {
@@ -365,22 +354,6 @@ impl Locks {
             self.agenda.pop_now();
         }
         None
-    }
-
-    /// A task for what is due at a lock where a deadlock is searched, if the turn may do it: a hold
-    /// with a pending release keeps no waiter out, and a waiter that can be granted its lock waits
-    /// for nobody.
-    pub(super) fn due_task(
-        &mut self,
-        turn: &Turn<'_>,
-        lock: LockRef<'_>,
-        now: Now,
-    ) -> Option<Task> {
-        let record = self.table.find(lock)?;
-        if turn.budget.is_spent(now) {
-            return None;
-        }
-        self.queue_task(turn, record)
     }
 
     /// A task for the first waiter in a queue, after all pending releases at its lock.

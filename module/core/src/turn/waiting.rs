@@ -54,7 +54,6 @@ impl Locks {
         now: Now,
     ) -> Result<Option<Outcome>, CommandError> {
         turn.pending_wait = Some(pending_wait);
-        turn.waits_begun = self.waits_begun;
         let only = turn.lock(0).filter(|_| turn.lock(1).is_none());
         let queue = only.and_then(|only| self.table.queue(only));
         let is_for_permits = turn.mode() == Mode::Permits;
@@ -77,8 +76,10 @@ impl Locks {
         now: Now,
     ) -> Result<Option<Outcome>, CommandError> {
         let asks = asks.inspect_err(|error| {
-            count(&mut self.counters.deadlocks_refused);
-            self.log_refused(turn, error, now);
+            if *error != CommandError::Unsettled {
+                count(&mut self.counters.deadlocks_refused);
+                self.log_refused(turn, error, now);
+            }
         });
         if let Some(lock) = asks? {
             turn.phase = Phase::Search(lock);
@@ -103,13 +104,6 @@ impl Locks {
     }
 
     pub(crate) fn decide_search(&mut self, turn: &mut Turn<'_>, read: &Read<'_>, now: Now) {
-        // The lock may have become due while its key was read: that ends a hold whose lease is
-        // over.
-        if let Phase::Search(lock) = &turn.phase
-            && self.due_task(turn, lock.as_ref(), now).is_some()
-        {
-            return;
-        }
         let Some(mut search) = turn.search.take().must_exist() else {
             return turn.finish(Err(CommandError::Unsettled));
         };
@@ -137,7 +131,6 @@ impl Locks {
         let pending_wait = turn.pending_wait.take()?;
         let newcomer = self.newcomer(turn, client)?;
         self.invalidate();
-        self.waits_begun = self.waits_begun.wrapping_add(1);
         let own = self.own_wait(turn);
         let first = match (own, turn.command?) {
             (Some(own), _) => own,
@@ -146,10 +139,6 @@ impl Locks {
             }
             (None, _) => self.join(turn.lock(0)?, 0, &newcomer, &pending_wait, now)?,
         };
-        if pending_wait.is_out_of_date {
-            // The lock may be free by now, or have another holder: the timer looks at once.
-            self.mark_queues_of(first);
-        }
         if own.is_some() {
             let ttl_ms = self.ttl_or_delay_ms(pending_wait.ttl_when_taken_over(now), now);
             self.take_over(first, &newcomer, ttl_ms, now, effects)?;

@@ -942,7 +942,7 @@ fn every_refusal_begins_with_a_code_word_and_stays_on_a_line() {
         ),
         (
             CommandError::Unsettled,
-            "TRYAGAIN another module changes the lock whenever it is looked at",
+            "TRYAGAIN the locks change while the command looks at them",
         ),
         (
             CommandError::Unblocked,

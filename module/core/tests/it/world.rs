@@ -668,15 +668,14 @@ impl World {
         )
     }
 
-    /// In a turn that was cut short, holds that must end may be left in the way of the search for a
-    /// circle: then the search is given up, and the twin knows nothing of that.
+    /// A circle through a lock where something is due is none yet. The twin has done by then what
+    /// the timer is yet to do.
     pub(crate) fn given_up(&mut self, decided: &Result<Outcome, CommandError>) -> Option<Reply> {
-        let Err(error @ CommandError::ChainTooLong) = decided else {
+        let Err(error @ CommandError::Unsettled) = decided else {
             return None;
         };
-        self.twin.tally.deadlocks_refused += 1;
-        let is_short = self.timer.is_cut_short;
-        is_short.then(|| Reply::Refused(error.to_string()))
+        let is_due = self.locks.next_deadline(self.clock.read) == Some(0);
+        is_due.then(|| Reply::Refused(error.to_string()))
     }
 
     /// The replies to an ACQUIRE or MACQUIRE, after it has begun to wait if it must.
@@ -698,13 +697,6 @@ impl World {
             Ok(Outcome::NotHeld { ttl_ms }) => Reply::NotHeld { ttl_ms },
             Ok(Outcome::MustWait { .. }) => self.join(turn, places, several, asked)?,
             Ok(other) => return Err(format!("an answer of another command: {other:?}")),
-        };
-        // The search for a circle may have ended a hold, and let in somebody who waited before.
-        let of_twin = match of_twin {
-            Reply::Queued { .. } => Reply::Queued {
-                position: self.twin.position(asked.seat),
-            },
-            of_twin => of_twin,
         };
         self.twin.note_peak();
         Ok((of_core, of_twin))

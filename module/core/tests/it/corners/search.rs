@@ -5,33 +5,41 @@ use super::*;
 /// A lock, and the owners that hold it.
 type HoldersOf<'r> = (&'r [u8], &'r [Box<[u8]>]);
 
-/// A caller asks for `x`, which is held. Each lock has the holders that are named; `stored` is what
-/// a task reads that comes before the question for them. Returns the outcome.
-fn asks_for_x<'r>(
+/// A caller asks for `x`, which is held, as this is stored. Each lock has the holders that are
+/// named. Returns the outcome.
+fn asks_for_x(
     locks: &mut Locks,
-    owner: &str,
-    holders: &[HoldersOf<'r>],
-    stored: impl Fn(Purpose) -> &'r Stored,
-    budget: usize,
+    request: &str,
+    stored: &Stored,
+    holders: &[HoldersOf<'_>],
 ) -> Result<Outcome, CommandError> {
-    let request = format!("x {owner} 1000 BLOCK 0");
-    let request = Acquire::parse(words(&request)).unwrap();
-    let mut turn = Turn::of(Command::Acquire(&request), 0, u32::MAX).with_budget(budget);
-    let held = held_until(END);
+    let request = Acquire::parse(words(request)).unwrap();
+    let command = Command::Acquire(&request);
+    searches(locks, command, holders, |_, _| Read::One(stored))
+}
+
+/// Runs a command. Each lock has the holders that are named; `reads` tells what else is read, and
+/// is asked for the holders as well, since others may come between.
+fn searches<'r>(
+    locks: &mut Locks,
+    command: Command<'_>,
+    holders: &[HoldersOf<'r>],
+    mut reads: impl FnMut(&mut Locks, &Task) -> Read<'r>,
+) -> Result<Outcome, CommandError> {
+    let mut turn = Turn::of(command, 0, u32::MAX);
     while let Some(task) = locks.next_task(&mut turn, NOW) {
-        let read = match task.purpose {
-            Purpose::Holders => {
-                let name = name_of(&task);
-                let of = holders.iter().find(|(lock, _)| *lock == &*name);
-                Read::Owners(of.map_or(&[], |(_, holders)| holders))
-            }
-            Purpose::Command => Read::One(&held),
-            due => Read::One(stored(due)),
-        };
+        let mut read = reads(locks, &task);
+        if task.purpose == Purpose::Holders {
+            let name = name_of(&task);
+            let of = holders.iter().find(|(lock, _)| *lock == &*name);
+            read = Read::Owners(of.map_or(&[], |(_, holders)| holders));
+        }
         locks.decide(&mut turn, task.found(read), NOW, &mut Vec::new());
     }
     turn.outcome()
 }
+
+const AMY: &str = "x amy 1000 BLOCK 0";
 
 fn may_wait(outcome: &Result<Outcome, CommandError>) -> bool {
     matches!(outcome, Ok(Outcome::MustWait { .. }))
@@ -41,20 +49,13 @@ fn owner(name: &str) -> Box<[u8]> {
     name.as_bytes().into()
 }
 
-/// Vic holds `x` and waits for `q`, until the search itself ends the hold there: then vic waits for
-/// nobody, and not for bea, who stands behind vic and waits for amy.
-#[test]
-fn an_owner_that_is_granted_during_the_search_waits_for_nobody() {
-    let (mut locks, _, tokens) = session_with(&[("q hank 1000 SESSION s", Stored::Free)]);
-    waits(&mut locks, "q vic 1000 BLOCK 0", 1, &held_until(END));
-    let held = [held_until(END), held_until(END)];
-    waits_for_several(&mut locks, "bea 1000 2 q y BLOCK 0", 2, &held);
-    let mut locks = ends(locks);
-    let (vic, amy) = ([owner("vic")], [owner("amy")]);
-    let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &vic), (b"y", &amy)];
-    let own = owned_by(tokens[0]);
-    let outcome = asks_for_x(&mut locks, "amy", &holders, |_| &own, 1000);
-    assert!(may_wait(&outcome), "{outcome:?}");
+fn is_deadlock(outcome: &Result<Outcome, CommandError>) -> bool {
+    matches!(outcome, Err(CommandError::Deadlock(_)))
+}
+
+/// Neither called a deadlock nor begun: the caller is to try again.
+fn is_unsettled(outcome: &Result<Outcome, CommandError>) -> bool {
+    matches!(outcome, Err(CommandError::Unsettled))
 }
 
 /// Others made a plain lock of the permits that amy waits for. One waits for permits alone, so the
@@ -70,7 +71,7 @@ fn a_wait_for_permits_is_no_part_of_a_circle() {
     waits(&mut locks, "q vic 1000 BLOCK 0", 2, &held_until(END));
     let (vic, zed) = ([owner("vic")], [owner("zed")]);
     let holders: [HoldersOf<'_>; 2] = [(b"x", &vic), (b"q", &zed)];
-    let outcome = asks_for_x(&mut locks, "amy", &holders, |_| &Stored::Free, 1000);
+    let outcome = asks_for_x(&mut locks, AMY, &held_until(END), &holders);
     assert!(may_wait(&outcome), "{outcome:?}");
 }
 
@@ -78,7 +79,12 @@ fn a_wait_for_permits_is_no_part_of_a_circle() {
 #[test]
 fn where_no_other_lock_is_waited_for_nothing_is_searched() {
     let (locks, _, _) = session_with(&[("x alice 1000 SESSION s", Stored::Free)]);
-    let outcome = asks_for_x(&mut ends(locks), "bob", &[], |_| &Stored::Free, 0);
+    let outcome = asks_for_x(
+        &mut ends(locks),
+        "x bob 1000 BLOCK 0",
+        &held_until(END),
+        &[],
+    );
     assert!(may_wait(&outcome), "{outcome:?}");
 }
 
@@ -94,13 +100,7 @@ fn many_owners_that_wait_for_the_same_locks_are_searched_at_a_look_each() {
         waits_for_several(&mut locks, &wait, handle, &held);
     }
     let last = [owner("o59")];
-    let outcome = asks_for_x(
-        &mut locks,
-        "amy",
-        &[(b"x", &last)],
-        |_| &Stored::Free,
-        100_000,
-    );
+    let outcome = asks_for_x(&mut locks, AMY, &held[0], &[(b"x", &last)]);
     assert!(may_wait(&outcome), "{outcome:?}");
 }
 
@@ -114,241 +114,183 @@ fn a_search_ends_when_it_has_reached_too_many_owners_at_once() {
             waits(&mut locks, &request, handle, &held_until(END));
         }
         let all: Vec<_> = names.iter().map(|name| owner(name)).collect();
-        let outcome = asks_for_x(&mut locks, "amy", &[(b"x", &all)], |_| &Stored::Free, 1000);
+        let outcome = asks_for_x(&mut locks, AMY, &held_until(END), &[(b"x", &all)]);
         assert_eq!(may_wait(&outcome), is_found, "{outcome:?}");
     }
 }
 
-/// Wes writes and reads `q`, and waits for amy; vic waits to read `q`. The writing is to be ended.
-/// Returns what is stored, for each task.
-fn a_writer_becomes_a_reader() -> (Locks, impl Fn(Purpose) -> Stored) {
-    let (mut locks, _, tokens) = session_with(&[("q wes 1000 WRITE SESSION s", Stored::Free)]);
-    let others_write = ReadWrite {
-        others_write: true,
-        ..read_write(None, None, END)
-    };
-    let others_write = Stored::ReadWrite(others_write);
-    waits(&mut locks, "q vic 1000 READ BLOCK 0", 1, &others_write);
-    waits(&mut locks, "y wes 1000 BLOCK 0", 2, &held_until(END));
-    let of_wes = ReadWrite {
-        own_write: Some(rlock_core::WriteHold {
-            count: Count::Valid(1),
-            token: Some(tokens[0]),
-        }),
-        ..read_write(Some(END), None, END)
-    };
-    let for_vic = read_write(None, Some(END), END);
-    let stored = move |due| match due {
-        Purpose::Release(_) => Stored::ReadWrite(of_wes),
-        _ => Stored::ReadWrite(for_vic),
-    };
-    (ends(locks), stored)
-}
-
-/// Where there is no time to end the writing, nothing is said of a circle.
+/// Vic holds `x` and waits for `q`. Wes holds `q` and waits for amy. When the hold of wes has ended,
+/// vic is let in.
 #[test]
-fn a_reader_that_the_search_lets_in_waits_for_nobody() {
-    let (vic, wes, amy) = ([owner("vic")], [owner("wes")], [owner("amy")]);
-    let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &wes), (b"y", &amy)];
-    for budget in [1000, 1, 0] {
-        let (mut locks, stored) = a_writer_becomes_a_reader();
-        let (write, read) = (
-            stored(Purpose::Release(Mode::Write)),
-            stored(Purpose::Holders),
-        );
-        let stored = |due| match due {
-            Purpose::Release(_) => &write,
-            _ => &read,
+fn a_circle_through_a_hold_that_is_to_end_is_none() {
+    let held = held_until(END);
+    for is_there in [true, false] {
+        let (mut locks, _, tokens) = session_with(&[("q wes 1000 SESSION s", Stored::Free)]);
+        waits(&mut locks, "q vic 1000 BLOCK 0", 1, &held);
+        waits(&mut locks, "y wes 1000 BLOCK 0", 2, &held);
+        let (vic, wes, amy) = ([owner("vic")], [owner("wes")], [owner("amy")]);
+        let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &wes), (b"y", &amy)];
+        let outcome = asks_for_x(&mut locks, AMY, &held, &holders);
+        assert!(is_deadlock(&outcome), "{outcome:?}");
+        let mut locks = ends(locks);
+        let refused = locks.counters().deadlocks_refused;
+        let outcome = asks_for_x(&mut locks, AMY, &held, &holders);
+        assert!(is_unsettled(&outcome), "{outcome:?}");
+        assert_eq!(locks.counters().deadlocks_refused, refused);
+        // The timer ends it, or finds it gone.
+        let own = if is_there {
+            owned_by(tokens[0])
+        } else {
+            Stored::Free
         };
-        let outcome = asks_for_x(&mut locks, "amy", &holders, stored, budget);
-        let is_right = match budget {
-            1000 => may_wait(&outcome),
-            _ => matches!(outcome, Err(CommandError::ChainTooLong)),
-        };
-        assert!(is_right, "{budget}: {outcome:?}");
+        fires(&mut locks, NOW, |task| match task.purpose {
+            Purpose::Release(_) => Read::One(&own),
+            _ => Read::One(&Stored::Free),
+        });
+        let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &vic), (b"y", &amy)];
+        let outcome = asks_for_x(&mut locks, AMY, &held, &holders);
+        assert!(may_wait(&outcome), "{outcome:?}");
     }
 }
 
 /// Rob reads `q` and waits for amy. Wes waited to write `q` and has left, so vic may read.
 #[test]
-fn a_reader_whose_writer_has_left_waits_for_nobody() {
+fn a_circle_through_a_reader_whose_writer_has_left_is_none() {
     let mut locks = Locks::default();
     let robs = Stored::ReadWrite(read_write(None, Some(END), END));
     waits(&mut locks, "q wes 1000 WRITE BLOCK 0", 1, &robs);
     waits(&mut locks, "q vic 1000 READ BLOCK 0", 2, &robs);
     waits(&mut locks, "y rob 1000 BLOCK 0", 3, &held_until(END));
-    let cancel = Cancel::parse(words("q wes")).unwrap();
-    decide(&mut locks, Command::Cancel(&cancel), &[robs]);
+    cancel(&mut locks, "q wes", robs);
     let (vic, rob, amy) = ([owner("vic")], [owner("rob")], [owner("amy")]);
     let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &rob), (b"y", &amy)];
-    let outcome = asks_for_x(&mut locks, "amy", &holders, |_| &robs, 1000);
-    assert!(may_wait(&outcome), "{outcome:?}");
+    let outcome = asks_for_x(&mut locks, AMY, &held_until(END), &holders);
+    assert!(is_unsettled(&outcome), "{outcome:?}");
 }
 
-/// A hold of `q` whose lease is over is ended when the search reads it. Vic, who holds `x`, is let
-/// in, and not taken for one behind bea, who waits for amy.
+/// The same where amy herself may read, as soon as the reader before her is let in.
 #[test]
-fn a_hold_that_expires_while_it_is_read_keeps_nobody_waiting() {
+fn a_circle_through_the_lock_that_is_asked_for_is_none_if_something_is_due_there() {
     let mut locks = Locks::default();
-    waits(&mut locks, "q vic 1000 BLOCK 0", 1, &held_until(END));
-    let held = [held_until(END), held_until(END)];
-    waits_for_several(&mut locks, "bea 1000 2 q y BLOCK 0", 2, &held);
-    waits(&mut locks, "y wes 1000 BLOCK 0", 3, &held_until(END));
+    let robs = Stored::ReadWrite(read_write(None, Some(END), END));
+    waits(&mut locks, "x wes 1000 WRITE BLOCK 0", 1, &robs);
+    waits(&mut locks, "x rae 1000 READ BLOCK 0", 2, &robs);
+    waits(&mut locks, "y rob 1000 BLOCK 0", 3, &held_until(END));
+    cancel(&mut locks, "x wes", robs);
+    let (rob, amy) = ([owner("rob")], [owner("amy")]);
+    let holders: [HoldersOf<'_>; 2] = [(b"x", &rob), (b"y", &amy)];
+    let outcome = asks_for_x(&mut locks, "x amy 1000 READ BLOCK 0", &robs, &holders);
+    assert!(is_unsettled(&outcome), "{outcome:?}");
+}
+
+fn cancel(locks: &mut Locks, request: &str, stored: Stored) {
+    let request = Cancel::parse(words(request)).unwrap();
+    decide(locks, Command::Cancel(&request), &[stored]);
+}
+
+/// Mia waits for `q`, `k` and `r`, and vic behind her for `q`. Wes holds `r` and waits for amy. `k`
+/// was overwritten: that ends the wait of mia, and vic is let in.
+#[test]
+fn a_circle_through_a_wait_for_several_is_none_if_something_is_due_at_any_of_them() {
+    let held = held_until(END);
+    for (changed, is_none) in [("k", true), ("r", true), ("z", false)] {
+        let mut locks = Locks::default();
+        let mia = "mia 1000 3 q k r BLOCK 0";
+        waits_for_several(&mut locks, mia, 1, &[Stored::Free, Stored::Free, held]);
+        waits(&mut locks, "q vic 1000 BLOCK 0", 2, &held);
+        waits(&mut locks, "y wes 1000 BLOCK 0", 3, &held);
+        waits(&mut locks, "z joe 1000 BLOCK 0", 4, &held);
+        locks.changed(at(changed.as_bytes()));
+        let (vic, wes, amy) = ([owner("vic")], [owner("wes")], [owner("amy")]);
+        let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"r", &wes), (b"y", &amy)];
+        let outcome = asks_for_x(&mut locks, AMY, &held, &holders);
+        let is_right = if is_none { is_unsettled } else { is_deadlock };
+        assert!(is_right(&outcome), "{changed}: {outcome:?}");
+    }
+}
+
+/// A hold of `q` whose lease is over is ended when the search reads it, so vic may have it.
+#[test]
+fn a_circle_through_a_hold_that_expires_while_it_is_read_is_none() {
+    let (mut locks, held) = (Locks::default(), held_until(END));
+    waits(&mut locks, "q vic 1000 BLOCK 0", 1, &held);
+    let bea = "bea 1000 2 q y BLOCK 0";
+    waits_for_several(&mut locks, bea, 2, &[held, held]);
+    waits(&mut locks, "y wes 1000 BLOCK 0", 3, &held);
     let (vic, wes, amy) = ([owner("vic")], [owner("wes")], [owner("amy")]);
-    let request = Acquire::parse(words("x amy 1000 BLOCK 0")).unwrap();
-    let mut turn = Turn::of(Command::Acquire(&request), 0, u32::MAX);
-    let (held, mut is_told) = (held_until(END), false);
-    while let Some(task) = locks.next_task(&mut turn, NOW) {
-        let read = match task.purpose {
-            Purpose::Holders => match &*name_of(&task) {
-                b"q" if !is_told => {
-                    is_told = true;
-                    locks.changed(LockRef { db: 0, name: b"q" });
-                    Read::Owners(&wes)
-                }
-                b"q" | b"x" => Read::Owners(&vic),
-                _ => Read::Owners(&amy),
-            },
-            Purpose::Reconcile(_) => Read::One(&Stored::Free),
-            _ => Read::One(&held),
-        };
-        locks.decide(&mut turn, task.found(read), NOW, &mut Vec::new());
-    }
-    let outcome = turn.outcome();
-    assert!(is_told && may_wait(&outcome), "{outcome:?}");
-}
-
-/// Another module asks for a lock in an owner's name, which amy holds, and waits.
-fn another_module_waits(locks: &mut Locks, request: &str) {
-    let amy = [owner("amy")];
-    let wait = Acquire::parse(words(request)).unwrap();
-    let (mut turn, mut effects) = (Turn::of(Command::Acquire(&wait), 0, u32::MAX), Vec::new());
-    let (held, both) = (held_until(END), [Stored::Free, Stored::Free]);
-    while let Some(task) = locks.next_task(&mut turn, NOW) {
-        let read = match task.purpose {
-            Purpose::Holders if name_of(&task) == b"z" => Read::Owners(&amy),
-            Purpose::Holders => Read::Owners(&[]),
-            Purpose::GrantSeveral(_) => Read::Several(&both),
-            _ => Read::One(&held),
-        };
-        locks.decide(&mut turn, task.found(read), NOW, &mut effects);
-    }
-    let client = BlockedClient {
-        handle: 3,
-        client_id: 5,
-    };
-    let joined = locks.enqueue(&mut turn, Some(client), NOW, &mut effects);
-    assert!(joined.is_some(), "{:?}", turn.outcome());
-}
-
-/// What the server does with the keys of a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Does {
-    Reads,
-    Writes,
-}
-
-/// Hank's hold of `q` ends while amy, who holds `z`, asks for `x`, which vic holds. Another module
-/// hears of the keys that are read and written meanwhile. Hal holds `q` next, and may wait for amy.
-/// Returns the outcome, and how many deadlocks were refused.
-fn amy_waits_while(
-    hal_waits: bool,
-    mut another_module: impl FnMut(&mut Locks, Purpose, Does),
-) -> (Result<Outcome, CommandError>, u64) {
-    let (vic, amy, hal) = ([owner("vic")], [owner("amy")], [owner("hal")]);
-    let (held, both) = (held_until(END), [Stored::Free, Stored::Free]);
-    let (mut locks, _, tokens) = session_with(&[("q hank 1000 SESSION s", Stored::Free)]);
-    let several = "mia 1000 2 q r BLOCK 0";
-    waits_for_several(&mut locks, several, 1, &[held, Stored::Free]);
-    waits(&mut locks, "q vic 1000 BLOCK 0", 2, &held);
-    if hal_waits {
-        waits(&mut locks, "z hal 1000 BLOCK 0", 4, &held);
-    }
-    let (mut locks, own) = (ends(locks), owned_by(tokens[0]));
-    let wait = Acquire::parse(words("x amy 1000 BLOCK 0")).unwrap();
-    let (mut turn, mut effects) = (Turn::of(Command::Acquire(&wait), 0, 10), Vec::new());
-    while let Some(task) = locks.next_task(&mut turn, NOW) {
-        let read = match task.purpose {
-            Purpose::Holders => match &*name_of(&task) {
-                b"x" => Read::Owners(&vic),
-                b"z" => Read::Owners(&amy),
-                _ => Read::Owners(&hal),
-            },
-            Purpose::Release(_) => Read::One(&own),
-            Purpose::GrantSeveral(_) => Read::Several(&both),
-            _ => Read::One(&held),
-        };
-        another_module(&mut locks, task.purpose, Does::Reads);
-        locks.decide(&mut turn, task.found(read), NOW, &mut effects);
-        another_module(&mut locks, task.purpose, Does::Writes);
-    }
-    (turn.outcome(), locks.counters().deadlocks_refused)
-}
-
-/// Another module asks this, once: while the hold's end is written, or while it is read for a grant
-/// that this makes possible.
-fn amy_waits_while_another_module(asks: &str, when: Does) -> Result<Outcome, CommandError> {
-    let mut asks = Some(asks);
-    let (outcome, _) = amy_waits_while(false, |locks, purpose, does| {
-        let is_now = match purpose {
-            Purpose::Release(_) => Does::Writes,
-            Purpose::GrantSeveral(_) => Does::Reads,
-            _ => return,
-        };
-        if does == when
-            && is_now == when
-            && let Some(asks) = asks.take()
-        {
-            another_module_waits(locks, asks);
+    let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &wes), (b"y", &amy)];
+    let request = Acquire::parse(words(AMY)).unwrap();
+    let command = Command::Acquire(&request);
+    let outcome = searches(&mut locks, command, &holders, |locks, task| {
+        if task.purpose == Purpose::Holders && name_of(task) == b"q" {
+            locks.changed(at(b"q"));
         }
+        Read::One(&held)
     });
-    assert_eq!(asks, None, "the other module was not asked");
-    outcome
+    assert!(is_unsettled(&outcome), "{outcome:?}");
+}
+
+/// Amy has `z` and asks for `x` and `f`. Vic has `x` and waits for `q`. While the holders of `q` are
+/// read, another module hears of that key and sends this command.
+fn amy_waits_while_another_module(sends: Command<'_>) -> Result<Outcome, CommandError> {
+    let (mut locks, held) = (Locks::default(), held_until(END));
+    waits(&mut locks, "q vic 1000 BLOCK 0", 1, &held);
+    waits(&mut locks, "z bob 1000 BLOCK 0", 2, &held);
+    let (vic, amy, bob) = ([owner("vic")], [owner("amy")], [owner("bob")]);
+    let before: [HoldersOf<'_>; 2] = [(b"x", &vic), (b"z", &amy)];
+    let takes_f = matches!(sends, Command::Acquire(request) if request.key == b"f");
+    let of_f: &[Box<[u8]>] = if takes_f { &bob } else { &[] };
+    let after: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"z", &amy), (b"f", of_f)];
+    let (is_free, is_taken) = ([held, Stored::Free], [held, held]);
+    let wait = MultiAcquire::parse(words("amy 1000 2 x f BLOCK 0")).unwrap();
+    let (command, mut is_sent) = (Command::MultiAcquire(&wait), false);
+    searches(&mut locks, command, &after, |locks, task| {
+        if task.purpose == Purpose::Holders && name_of(task) == b"q" && !is_sent {
+            is_sent = true;
+            let (mut turn, mut effects) = (Turn::of(sends, 0, 10), Vec::new());
+            while let Some(task) = locks.next_task(&mut turn, NOW) {
+                let owners = before.iter().find(|(lock, _)| {
+                    task.purpose == Purpose::Holders && *lock == &*name_of(&task)
+                });
+                let read = match task.purpose {
+                    Purpose::Holders => Read::Owners(owners.map_or(&[], |of| of.1)),
+                    _ if takes_f => Read::One(&Stored::Free),
+                    _ => Read::One(&held),
+                };
+                locks.decide(&mut turn, task.found(read), NOW, &mut effects);
+            }
+            let client = BlockedClient {
+                handle: 3,
+                client_id: 5,
+            };
+            locks.enqueue(&mut turn, Some(client), NOW, &mut effects);
+        }
+        Read::Several(if is_sent && takes_f {
+            &is_taken
+        } else {
+            &is_free
+        })
+    })
 }
 
 #[test]
-fn a_wait_that_another_module_begins_within_the_turn_closes_no_circle() {
-    for when in [Does::Writes, Does::Reads] {
-        let outcome = amy_waits_while_another_module("z vic 1000 BLOCK 0", when);
-        let is_refused = matches!(outcome, Err(CommandError::Deadlock(_)));
-        assert!(is_refused, "{when:?}: {outcome:?}");
+fn what_another_module_does_within_the_search_closes_no_circle() {
+    // Vic waits for amy, or bob takes what she asks for.
+    for (sends, closes) in [
+        ("z vic 1000 BLOCK 0", true),
+        ("f bob 1000", true),
+        ("w joe 1000 BLOCK 0", false),
+    ] {
+        let request = Acquire::parse(words(sends)).unwrap();
+        let outcome = amy_waits_while_another_module(Command::Acquire(&request));
+        let is_right = if closes { is_deadlock } else { may_wait };
+        assert!(is_right(&outcome), "{sends}: {outcome:?}");
     }
 }
 
 #[test]
-fn an_owner_that_another_module_queues_within_the_turn_waits_once() {
-    for when in [Does::Writes, Does::Reads] {
-        let outcome = amy_waits_while_another_module("x amy 1000 BLOCK 0", when);
-        let is_refused = matches!(outcome, Err(CommandError::Waiting));
-        assert!(is_refused, "{when:?}: {outcome:?}");
-    }
-}
-
-#[test]
-fn a_wait_that_was_refused_is_not_decided_again() {
-    let mut is_asked = false;
-    let (outcome, refused) = amy_waits_while(true, |locks, purpose, does| {
-        if does == Does::Reads && matches!(purpose, Purpose::GrantSeveral(_)) {
-            another_module_waits(locks, "w joe 1000 BLOCK 0");
-            is_asked = true;
-        }
-    });
-    assert!(is_asked && refused == 1, "{refused} times");
-    let is_refused = matches!(outcome, Err(CommandError::Deadlock(_)));
-    assert!(is_refused, "{outcome:?}");
-}
-
-#[test]
-fn a_command_is_given_up_when_waits_begin_whenever_it_reads() {
-    let mut begun = 0;
-    let (outcome, _) = amy_waits_while(false, |locks, purpose, does| {
-        let is_decided = matches!(purpose, Purpose::GrantSeveral(_)) || begun > 0;
-        if does == Does::Reads && is_decided {
-            begun += 1;
-            another_module_waits(locks, &format!("w joe{begun} 1000 BLOCK 0"));
-        }
-    });
-    assert!(begun > 100, "{begun}");
-    let is_given_up = matches!(outcome, Err(CommandError::Unsettled));
-    assert!(is_given_up, "{outcome:?}");
+fn an_owner_that_another_module_queues_within_the_search_waits_once() {
+    let request = Acquire::parse(words(AMY)).unwrap();
+    let outcome = amy_waits_while_another_module(Command::Acquire(&request));
+    assert!(matches!(outcome, Err(CommandError::Waiting)), "{outcome:?}");
 }
