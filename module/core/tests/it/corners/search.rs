@@ -119,7 +119,7 @@ fn a_search_ends_when_it_has_reached_too_many_owners_at_once() {
     }
 }
 
-/// Vic holds `x` and waits for `q`. Wes holds `q` and waits for amy. When the hold of wes has ended,
+/// Vic has `x` and waits for `q`. Wes has `q` and waits for amy. When the hold of wes has ended,
 /// vic is let in.
 #[test]
 fn a_circle_through_a_hold_that_is_to_end_is_none() {
