@@ -85,7 +85,13 @@ fn one_client(server: &Server, client: u64, seed: u64) {
         };
         for reply in replies.iter().filter(|reply| reply.is_error()) {
             let error = reply.error();
-            let expected = ["NOSESSION ", "DEADLOCK ", "WRONGKIND ", "WAITING "];
+            let expected = [
+                "NOSESSION ",
+                "DEADLOCK ",
+                "TRYAGAIN ",
+                "WRONGKIND ",
+                "WAITING ",
+            ];
             assert!(
                 expected.iter().any(|code| error.starts_with(code)),
                 "{command}: {error}"

@@ -230,8 +230,8 @@ fn a_circle_through_a_hold_that_expires_while_it_is_read_is_none() {
     assert!(is_unsettled(&outcome), "{outcome:?}");
 }
 
-/// Amy has `z` and asks for `x` and `f`. Vic has `x` and waits for `q`. While the holders of `q` are
-/// read, another module hears of that key and sends this command.
+/// Amy has `z` and asks for `x` and `f`. Vic has `x` and waits for `q`. While `q` is read, another
+/// module hears of that key and sends this command.
 fn amy_waits_while_another_module(sends: Command<'_>) -> Result<Outcome, CommandError> {
     let (mut locks, held) = (Locks::default(), held_until(END));
     waits(&mut locks, "q vic 1000 BLOCK 0", 1, &held);
