@@ -208,8 +208,9 @@ impl DeadlockSearch {
             .and_then(|queue| table.waiter_of(queue, &visited));
         let own = own.map(|(_, waiter)| waiter.order());
         // A holder re-enters its lock and never waits for it: it stands in that lock's queue only
-        // as part of a wait for several.
-        if !seen.holders.contains(&visited) {
+        // as part of a wait for several. If its hold is to end, it waits for those ahead of it.
+        let is_ending = |queue| table.is_ending(queue, &visited);
+        if !seen.holders.contains(&visited) || place.queue.is_some_and(is_ending) {
             if !seen.reached_holders {
                 waited_for.extend(seen.holders.iter().cloned());
                 seen.reached_holders = visited != self.asker;

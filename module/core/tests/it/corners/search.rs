@@ -5,9 +5,9 @@ use super::*;
 /// A lock, and the owners that hold it.
 type HoldersOf<'r> = (&'r [u8], &'r [Box<[u8]>]);
 
-/// A caller asks for `x`, which is held, as this is stored. Each lock has the holders that are
+/// A caller asks for a lock that is held, as this is stored. Each lock has the holders that are
 /// named. Returns the outcome.
-fn asks_for_x(
+fn asks_for(
     locks: &mut Locks,
     request: &str,
     stored: &Stored,
@@ -71,7 +71,7 @@ fn a_wait_for_permits_is_no_part_of_a_circle() {
     waits(&mut locks, "q vic 1000 BLOCK 0", 2, &held_until(END));
     let (vic, zed) = ([owner("vic")], [owner("zed")]);
     let holders: [HoldersOf<'_>; 2] = [(b"x", &vic), (b"q", &zed)];
-    let outcome = asks_for_x(&mut locks, AMY, &held_until(END), &holders);
+    let outcome = asks_for(&mut locks, AMY, &held_until(END), &holders);
     assert!(may_wait(&outcome), "{outcome:?}");
 }
 
@@ -79,7 +79,7 @@ fn a_wait_for_permits_is_no_part_of_a_circle() {
 #[test]
 fn where_no_other_lock_is_waited_for_nothing_is_searched() {
     let (locks, _, _) = session_with(&[("x alice 1000 SESSION s", Stored::Free)]);
-    let outcome = asks_for_x(
+    let outcome = asks_for(
         &mut ends(locks),
         "x bob 1000 BLOCK 0",
         &held_until(END),
@@ -100,7 +100,7 @@ fn many_owners_that_wait_for_the_same_locks_are_searched_at_a_look_each() {
         waits_for_several(&mut locks, &wait, handle, &held);
     }
     let last = [owner("o59")];
-    let outcome = asks_for_x(&mut locks, AMY, &held[0], &[(b"x", &last)]);
+    let outcome = asks_for(&mut locks, AMY, &held[0], &[(b"x", &last)]);
     assert!(may_wait(&outcome), "{outcome:?}");
 }
 
@@ -114,7 +114,7 @@ fn a_search_ends_when_it_has_reached_too_many_owners_at_once() {
             waits(&mut locks, &request, handle, &held_until(END));
         }
         let all: Vec<_> = names.iter().map(|name| owner(name)).collect();
-        let outcome = asks_for_x(&mut locks, AMY, &held_until(END), &[(b"x", &all)]);
+        let outcome = asks_for(&mut locks, AMY, &held_until(END), &[(b"x", &all)]);
         assert_eq!(may_wait(&outcome), is_found, "{outcome:?}");
     }
 }
@@ -130,11 +130,11 @@ fn a_circle_through_a_hold_that_is_to_end_is_none() {
         waits(&mut locks, "y wes 1000 BLOCK 0", 2, &held);
         let (vic, wes, amy) = ([owner("vic")], [owner("wes")], [owner("amy")]);
         let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &wes), (b"y", &amy)];
-        let outcome = asks_for_x(&mut locks, AMY, &held, &holders);
+        let outcome = asks_for(&mut locks, AMY, &held, &holders);
         assert!(is_deadlock(&outcome), "{outcome:?}");
         let mut locks = ends(locks);
         let refused = locks.counters().deadlocks_refused;
-        let outcome = asks_for_x(&mut locks, AMY, &held, &holders);
+        let outcome = asks_for(&mut locks, AMY, &held, &holders);
         assert!(is_unsettled(&outcome), "{outcome:?}");
         assert_eq!(locks.counters().deadlocks_refused, refused);
         // The timer ends it, or finds it gone.
@@ -148,7 +148,7 @@ fn a_circle_through_a_hold_that_is_to_end_is_none() {
             _ => Read::One(&Stored::Free),
         });
         let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &vic), (b"y", &amy)];
-        let outcome = asks_for_x(&mut locks, AMY, &held, &holders);
+        let outcome = asks_for(&mut locks, AMY, &held, &holders);
         assert!(may_wait(&outcome), "{outcome:?}");
     }
 }
@@ -164,7 +164,7 @@ fn a_circle_through_a_reader_whose_writer_has_left_is_none() {
     cancel(&mut locks, "q wes", robs);
     let (vic, rob, amy) = ([owner("vic")], [owner("rob")], [owner("amy")]);
     let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"q", &rob), (b"y", &amy)];
-    let outcome = asks_for_x(&mut locks, AMY, &held_until(END), &holders);
+    let outcome = asks_for(&mut locks, AMY, &held_until(END), &holders);
     assert!(is_unsettled(&outcome), "{outcome:?}");
 }
 
@@ -179,7 +179,7 @@ fn a_circle_through_the_lock_that_is_asked_for_is_none_if_something_is_due_there
     cancel(&mut locks, "x wes", robs);
     let (rob, amy) = ([owner("rob")], [owner("amy")]);
     let holders: [HoldersOf<'_>; 2] = [(b"x", &rob), (b"y", &amy)];
-    let outcome = asks_for_x(&mut locks, "x amy 1000 READ BLOCK 0", &robs, &holders);
+    let outcome = asks_for(&mut locks, "x amy 1000 READ BLOCK 0", &robs, &holders);
     assert!(is_unsettled(&outcome), "{outcome:?}");
 }
 
@@ -203,7 +203,7 @@ fn a_circle_through_a_wait_for_several_is_none_if_something_is_due_at_any_of_the
         locks.changed(at(changed.as_bytes()));
         let (vic, wes, amy) = ([owner("vic")], [owner("wes")], [owner("amy")]);
         let holders: [HoldersOf<'_>; 3] = [(b"x", &vic), (b"r", &wes), (b"y", &amy)];
-        let outcome = asks_for_x(&mut locks, AMY, &held, &holders);
+        let outcome = asks_for(&mut locks, AMY, &held, &holders);
         let is_right = if is_none { is_unsettled } else { is_deadlock };
         assert!(is_right(&outcome), "{changed}: {outcome:?}");
     }
@@ -227,6 +227,23 @@ fn a_circle_through_a_hold_that_expires_while_it_is_read_is_none() {
         }
         Read::One(&held)
     });
+    assert!(is_unsettled(&outcome), "{outcome:?}");
+}
+
+/// Wes holds `q` and waits for it together with `r`, so he does not wait for vic, who is ahead of
+/// him there. His hold is to end: then vic has `q`, and wes waits for vic.
+#[test]
+fn a_circle_that_the_end_of_a_hold_is_about_to_close_is_not_begun() {
+    let held = held_until(END);
+    let (mut locks, _, _) = session_with(&[("q wes 1000 SESSION s", Stored::Free)]);
+    waits(&mut locks, "q vic 1000 BLOCK 0", 1, &held);
+    waits_for_several(&mut locks, "wes 1000 2 q r BLOCK 0", 2, &[held, held]);
+    let (wes, zed) = ([owner("wes")], [owner("zed")]);
+    let holders: [HoldersOf<'_>; 3] = [(b"y", &wes), (b"q", &wes), (b"r", &zed)];
+    let vic = "y vic 1000 BLOCK 0";
+    let outcome = asks_for(&mut locks, vic, &held, &holders);
+    assert!(may_wait(&outcome), "{outcome:?}");
+    let outcome = asks_for(&mut ends(locks), vic, &held, &holders);
     assert!(is_unsettled(&outcome), "{outcome:?}");
 }
 
