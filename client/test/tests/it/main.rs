@@ -1,5 +1,6 @@
 //! The client at the server in memory.
 
+mod answers; // answers that are late or lost, and refusals
 mod cluster; // slots that move, and nodes that are replaced
 mod ends; // connections that end
 mod failover; // replicas that lag, and sentinels

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
-use rlock_test::Network;
+use rlock_test::{Direction, Network};
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
@@ -76,4 +76,72 @@ fn calls_of_one_owner_for_several_locks_follow_each_other() -> Result<(), Error>
         assert!(names.iter().all(|name| server.holders(name).is_empty()));
         Ok(())
     })
+}
+
+/// A call that does not wait stands in line behind one that is about to wait in the server's queue.
+/// As soon as that is known, it ends.
+#[test]
+fn a_try_behind_a_call_ends_when_that_waits_in_the_queue() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let _server = network.server("one:6379");
+        let host = network.host();
+        let builder = Client::builder().dial(host.dial());
+        let (one, other) = (
+            builder.connect("redis://one").await?,
+            connect(&network).await?,
+        );
+        let _of_other = other.lock("a").lock().await?;
+        let lock = one.scope().lock("a");
+        // Both connections are used.
+        one.lock("b").lock().await?.unlock().await?;
+        let cut = host.cut_one("one:6379", 1, Direction::ToHost);
+        let (queued, last) = (lock.clone(), lock);
+        let _queued = spawn_local(async move { queued.lock().await });
+        let last = spawn_local(async move { last.try_lock().await });
+        sleep(SECOND / 2).await;
+        assert!(!last.is_finished(), "the other may be granted yet");
+        cut.expect("it is connected").end(true);
+        let last = timeout(SECOND / 10, last).await;
+        let last = last.expect("it waits no longer").expect("it ends");
+        assert!(
+            last.map(drop)
+                .expect_err("another has it")
+                .is_not_acquired()
+        );
+        Ok(())
+    })
+}
+
+/// The first in line waits for another lock, and has it soon enough for a call behind it that does
+/// not wait.
+#[test]
+fn a_try_behind_one_that_waits_for_another_lock_waits_as_long_as_for_an_answer() -> Result<(), Error>
+{
+    for is_soon in [true, false] {
+        rlock_test::run(1, async |network| {
+            let _server = network.server("one:6379");
+            let (one, other) = (connect(&network).await?, connect(&network).await?);
+            let scope = one.scope();
+            let of_other = other.lock("b").lock().await?;
+            let queued = scope.lock("b");
+            let queued = spawn_local(async move { queued.lock().await });
+            sleep(SECOND).await;
+            let both = scope.multi(["a", "b"]);
+            let _both = spawn_local(async move { both.lock().await?.unlock().await });
+            sleep(SECOND).await;
+            let last = scope.lock("a");
+            let last = spawn_local(async move { last.try_lock().await });
+            sleep(SECOND).await;
+            assert!(!last.is_finished());
+            if is_soon {
+                of_other.unlock().await?;
+                queued.await.expect("it ends")?.unlock().await?;
+            }
+            let last = timeout(5 * SECOND, last).await;
+            let last = last.expect("it waits no longer").expect("it ends");
+            assert_eq!(last.is_ok(), is_soon, "{:?}", last.map(drop));
+            Ok::<_, Error>(())
+        })?;
+    }
+    Ok(())
 }
