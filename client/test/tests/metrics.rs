@@ -57,6 +57,9 @@ fn waits_holds_losses_renewals_and_reconnects_are_measured() -> Result<(), Error
         let second = client.lock("k");
         let second = tokio::spawn(async move { second.lock().await });
         sleep(25 * SECOND).await;
+        // A call that does not wait is no wait.
+        let tried = client.lock("k").try_lock().await;
+        assert!(tried.is_err_and(|error| error.is_not_acquired()));
         guard.unlock().await?;
         let guard = second.await.unwrap()?;
         host.reset("locks:6379");

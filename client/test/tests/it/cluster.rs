@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rlock_client::{Client, Error, LostReason};
 use rlock_test::{Cluster, Network};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 const NODES: [&str; 3] = ["one:6379", "two:6379", "three:6379"];
 
@@ -39,7 +39,12 @@ fn each_lock_is_at_the_node_that_serves_its_slot() -> Result<(), Error> {
         }
         assert!(used.iter().filter(|used| **used).count() > 1);
         let guard = client.multi(["a", "b", "c"]).lock().await?;
-        guard.unlock().await
+        guard.unlock().await?;
+        let (_writes, began) = (client.rw_lock("a").write().await?, Instant::now());
+        let refused = client.lock("a").lock().await.map(drop);
+        assert!(refused.is_err_and(|error| !error.is_unavailable()));
+        assert!(began.elapsed() < Duration::from_millis(10), "it is final");
+        Ok(())
     })
 }
 
@@ -105,8 +110,13 @@ fn a_lock_whose_key_has_gone_ahead_is_asked_for_where_it_is() -> Result<(), Erro
         // The hash has gone ahead of the key of the reader's lease.
         assert!(resharding.migrate("{a}reads"));
         assert_eq!(cluster.holders("{a}reads"), [reads.owner().to_string()]);
+        let began = Instant::now();
         goes.renew().await?;
         stays.renew().await?;
+        assert!(
+            began.elapsed() < Duration::from_millis(10),
+            "no pause helps"
+        );
         assert!(reads.renew().await.is_err());
         assert!(two.lock("{a}goes").try_lock().await.is_err());
         let both = two.multi(["{a}goes", "{a}stays"]).try_lock().await;

@@ -324,3 +324,21 @@ fn who_is_refused_hears_what_is_left_of_the_lease_and_not_of_the_grace() -> Resu
         guard.unlock().await
     })
 }
+
+/// The first in line was woken and has not run yet. Another caller that comes now is behind it.
+#[test]
+fn who_comes_while_the_next_in_line_wakes_up_does_not_overtake() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let _server = network.server("one:6379");
+        let client = connect(&network, Client::builder()).await?;
+        let lock = client.lock("k").keep(HOUR);
+        let guard = lock.lock().await?;
+        let mut first = pin!(lock.lock());
+        assert!(poll_once(first.as_mut()).await.is_none());
+        guard.unlock().await?;
+        let mut second = pin!(lock.lock());
+        assert!(poll_once(second.as_mut()).await.is_none(), "it overtakes");
+        first.await?.unlock().await?;
+        second.await?.unlock().await
+    })
+}

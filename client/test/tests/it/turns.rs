@@ -115,8 +115,7 @@ fn a_try_behind_a_call_ends_when_that_waits_in_the_queue() -> Result<(), Error> 
 /// The first in line waits for another lock, and has it soon enough for a call behind it that does
 /// not wait.
 #[test]
-fn a_try_behind_one_that_waits_for_another_lock_waits_as_long_as_for_an_answer() -> Result<(), Error>
-{
+fn a_try_behind_one_that_waits_for_another_lock_ends_in_time() -> Result<(), Error> {
     for is_soon in [true, false] {
         rlock_test::run(1, async |network| {
             let _server = network.server("one:6379");
