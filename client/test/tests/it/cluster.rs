@@ -1,11 +1,13 @@
 //! Slots that move between nodes while locks in them are held and waited for, and a node that is
 //! replaced by its replica.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
 
 use rlock_client::{Client, Error, LostReason};
-use rlock_test::{Cluster, Network};
-use tokio::time::{Instant, sleep};
+use rlock_test::{Cluster, Direction, Network};
+use tokio::time::{Instant, sleep, timeout};
 
 const NODES: [&str; 3] = ["one:6379", "two:6379", "three:6379"];
 
@@ -237,6 +239,42 @@ fn who_waits_is_heard_of_when_a_slot_has_left_and_come_back() -> Result<(), Erro
             Ok::<_, Error>(())
         };
         tokio::try_join!(yields, yields_several, comes_back)?;
+        Ok(())
+    })
+}
+
+/// The node that a slot goes to tells of a loss before its answer to the renewal has come, by which
+/// the hold would be its own.
+#[test]
+fn the_loss_of_a_hold_that_has_just_moved_is_heard() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let (cluster, host) = (network.cluster(&NODES), network.host());
+        let settings = Client::builder().dial(host.dial());
+        let client = settings.connect_cluster(["redis://one"]).await?;
+        let to = other(&cluster, "a");
+        // Both connections to that node are used.
+        let name = (0..100).map(|number| format!("lock:{number}"));
+        let name = name.into_iter().find(|name| cluster.node_of(name) == to);
+        let name = name.expect("it has a third of the slots");
+        client.lock(name).lock().await?.unlock().await?;
+        let guard = client.lock("a").lock().await?;
+        let seen = Rc::new(Cell::new(false));
+        let (is_seen, node) = (Rc::clone(&seen), cluster.node(to));
+        node.observe(move |line| is_seen.set(is_seen.get() || line.contains("RENEW a")));
+        let cut = host.cut_one(NODES[to], 1, Direction::ToHost);
+        assert!(cluster.move_slot("a", to));
+        let renewed = async {
+            while !seen.get() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let renewed = timeout(Duration::from_secs(60), renewed).await;
+        renewed.expect("it is renewed there");
+        node.delete("a");
+        sleep(Duration::from_millis(100)).await;
+        cut.expect("it is connected").end(true);
+        sleep(Duration::from_millis(100)).await;
+        assert!(guard.is_lost());
         Ok(())
     })
 }

@@ -342,3 +342,18 @@ fn who_comes_while_the_next_in_line_wakes_up_does_not_overtake() -> Result<(), E
         second.await?.unlock().await
     })
 }
+
+#[test]
+fn as_many_locks_are_kept_as_may_be() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let server = network.server("one:6379");
+        let client = connect(&network, Client::builder().kept_max(2)).await?;
+        for name in ["a", "b", "c"] {
+            client.lock(name).keep(HOUR).lock().await?.unlock().await?;
+        }
+        sleep(ms(100)).await;
+        let kept = ["a", "b", "c"].map(|name| server.holders(name).len());
+        assert_eq!(kept, [0, 1, 1]);
+        Ok(())
+    })
+}
