@@ -94,8 +94,8 @@ fn a_call_that_is_refused_is_told_at_once_and_sends_no_more() -> Result<(), Erro
     })
 }
 
-/// One of several locks is overwritten behind a grant of which the client has not heard. Asked once
-/// more, the server refuses.
+/// Several locks are granted, which the client does not hear in time. One of them is overwritten
+/// then. Asked once more, the server refuses.
 #[test]
 fn a_grant_of_several_that_is_refused_later_leaves_nothing() -> Result<(), Error> {
     for (is_lost, is_of_another_kind) in [(true, true), (false, true), (false, false)] {
@@ -447,8 +447,8 @@ fn a_renewal_that_finds_no_session_is_made_up_for() -> Result<(), Error> {
     Ok(())
 }
 
-/// Others have overwritten the key, of which no word has come. The lease counts on, and the server
-/// is asked again and again, not just when a renewal is due.
+/// Others have overwritten the key, and the client has not heard of it. It asks the server again
+/// and again, not just when a renewal is due.
 #[test]
 fn a_renewal_that_is_refused_is_sent_again_soon() -> Result<(), Error> {
     rlock_test::run(1, async |network| {
