@@ -467,3 +467,88 @@ fn a_renewal_that_is_refused_is_sent_again_soon() -> Result<(), Error> {
         Ok(())
     })
 }
+
+/// The server becomes a replica between two calls of EVENTS. The session has no hold, so it goes on,
+/// and the event tells that the wait is over.
+#[test]
+fn a_wait_outlives_the_word_of_a_server_that_becomes_a_replica() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let (server, host, one, other) = setting(&network).await;
+        let second = network.server("second:6379");
+        let held = other.lock("a").lease(MINUTE).lock().await?;
+        let lock = one.lock("a");
+        let waits = spawn(async move { lock.lock().await });
+        until("it waits", || server.waiters() == 1).await;
+        second.replicate(&server);
+        sleep(ms(2_000)).await;
+        let cut = host.cut_one(ADDRESS, EVENTS, Direction::ToServer);
+        sleep(ms(1_900)).await;
+        server.replicate(&second);
+        cut.expect("it is connected").end(true);
+        sleep(ms(500)).await;
+        assert!(
+            !waits.is_finished(),
+            "{:?}",
+            waits.await.map(|ended| ended.map(drop))
+        );
+        server.promote();
+        sleep(ms(2_000)).await;
+        held.unlock().await?;
+        ended(waits).await?.unlock().await
+    })
+}
+
+/// The answer to a call that waits in the session's next life comes before the client has heard of
+/// that.
+#[test]
+fn a_wait_of_a_life_that_is_yet_to_be_heard_of_is_asked_for_once() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let (server, host) = (network.server(ADDRESS), network.host());
+        let one = client(&host, Client::builder().grace(Duration::ZERO)).await;
+        let other = client(&network.host(), Client::builder()).await;
+        let held = other.lock("a").lease(MINUTE).lock().await?;
+        let sent = commands(&server);
+        host.set_latency(ms(50));
+        host.reset_one(ADDRESS, EVENTS);
+        until("it has another life", || sent("RLOCK.EVENTS") > 0).await;
+        // Now it is the younger of the two.
+        let cut = host.cut_one(ADDRESS, 1, Direction::ToHost);
+        let lock = one.lock("a");
+        let call = spawn(async move { lock.lock().await });
+        sleep(ms(1_000)).await;
+        assert_eq!(sent("ACQUIRE a"), 1);
+        cut.expect("it is connected").end(true);
+        held.unlock().await?;
+        ended(call).await?.unlock().await
+    })
+}
+
+/// While the server is down, commands wait for the next connection, and go out with it at once. A
+/// call that ends before that says why.
+#[test]
+fn an_outage_puts_commands_off_for_no_longer_than_it_lasts() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let (server, host) = (network.server(ADDRESS), network.host());
+        let builder = Client::builder().grace(MINUTE).renew_every(ms(500));
+        let one = client(&host, builder).await;
+        let guard = one.lock("a").lock().await?;
+        host.set_latency(ms(1));
+        server.crash(false);
+        sleep(ms(100)).await;
+        let lock = one.lock("b");
+        let told = ended(spawn(async move { lock.lock().await })).await;
+        let told = told.map(drop).expect_err("it is down");
+        assert!(
+            told.is_unavailable() && !told.to_string().contains("another"),
+            "{told}"
+        );
+        sleep(ms(2_000)).await;
+        let sent = commands(&server);
+        server.restart();
+        until("it is connected", || sent("RLOCK.BIND") > 0).await;
+        let began = Instant::now();
+        until("it is renewed", || sent("RENEW a") > 0).await;
+        assert!(began.elapsed() < ms(200), "{:?}", began.elapsed());
+        guard.unlock().await
+    })
+}

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rlock_client::{Client, Error, LostReason};
 use rlock_test::{Cluster, Direction, Network};
+use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
 
 const NODES: [&str; 3] = ["one:6379", "two:6379", "three:6379"];
@@ -276,5 +277,56 @@ fn the_loss_of_a_hold_that_has_just_moved_is_heard() -> Result<(), Error> {
         sleep(Duration::from_millis(100)).await;
         assert!(guard.is_lost());
         Ok(())
+    })
+}
+
+/// Of a slot that goes to another node, that one has not heard yet: the two send each command to
+/// each other. A call ends in time, and one that waits goes on without haste.
+#[test]
+fn nodes_that_send_a_command_to_each_other_are_not_hurried() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let (cluster, host) = (network.cluster(&NODES), network.host());
+        let settings = Client::builder().dial(host.dial());
+        let settings = settings.response_timeout(Duration::from_millis(500));
+        let client = settings.connect_cluster(["redis://one"]).await?;
+        let held = connect(&network).await?.lock("{a}held").lock().await?;
+        let lock = client.lock("{a}held");
+        let waits = spawn_local(async move { lock.lock().await });
+        let (from, to) = (cluster.node_of("{a}"), other(&cluster, "{a}"));
+        while cluster.node(from).contents().waiters == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        host.set_latency(Duration::from_millis(1));
+        let sent = Rc::new(Cell::new(0));
+        for node in [from, to] {
+            let sent = Rc::clone(&sent);
+            let count =
+                move |line: &str| sent.set(sent.get() + u32::from(line.contains("ACQUIRE")));
+            cluster.node(node).observe(count);
+        }
+        let resharding = cluster.reshard("{a}", to).expect("it is not there yet");
+        assert!(resharding.migrate("{a}held"));
+        assert!(resharding.tell(from));
+        let began = Instant::now();
+        let told = timeout(Duration::from_secs(10), client.lock("{a}new").lock()).await;
+        let told = told.expect("it ends in time").map(drop);
+        assert!(told.is_err_and(|error| error.is_unavailable()));
+        assert!(
+            began.elapsed() < Duration::from_millis(700),
+            "{:?}",
+            began.elapsed()
+        );
+        sleep(Duration::from_secs(10)).await;
+        assert!(
+            !waits.is_finished() && sent.get() < 200,
+            "{} times",
+            sent.get()
+        );
+        for node in [to, 3 - from - to] {
+            assert!(resharding.tell(node));
+        }
+        held.unlock().await?;
+        let guard = timeout(Duration::from_secs(10), waits).await;
+        guard.expect("it is free").expect("it ends")?.unlock().await
     })
 }
