@@ -468,8 +468,8 @@ fn a_renewal_that_is_refused_is_sent_again_soon() -> Result<(), Error> {
     })
 }
 
-/// The server becomes a replica between two calls of EVENTS. The session has no hold, so it goes on,
-/// and the event tells that the wait is over.
+/// The server becomes a replica between two calls of EVENTS. The session has no hold, so it goes
+/// on, and an event tells that the wait is over.
 #[test]
 fn a_wait_outlives_the_word_of_a_server_that_becomes_a_replica() -> Result<(), Error> {
     rlock_test::run(1, async |network| {
