@@ -378,3 +378,35 @@ async fn a_shutdown_ends_beside_callers_that_call_again_and_again() {
         "the callers had to stop before"
     );
 }
+
+/// Guards are given back while the client hears that their locks are gone. Each is told so, by the
+/// word of the loss or by the answer to its release.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_that_is_given_back_as_its_loss_is_heard_tells_of_it() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let mut conn = server.connect();
+    for round in 0..20 {
+        let mut guards = Vec::new();
+        for number in 0..500 {
+            let lock = client.lock(format!("k{round}:{number}"));
+            guards.push(lock.lock().await.unwrap());
+        }
+        let start = Arc::new(Barrier::new(2));
+        let unlocks = beside(&start, async move {
+            let mut unlocked = Vec::new();
+            for guard in guards {
+                unlocked.push(guard.unlock().await);
+            }
+            unlocked
+        });
+        conn.run("FLUSHALL");
+        start.wait();
+        for unlocked in unlocks.await.unwrap() {
+            assert!(
+                unlocked.is_err_and(|error| error.is_lost()),
+                "round {round}"
+            );
+        }
+    }
+}

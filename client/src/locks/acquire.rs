@@ -12,7 +12,9 @@ use tokio::time::Instant;
 use crate::error::{Code, Error};
 use crate::locks::caller::Caller;
 use crate::locks::table::Turn;
-use crate::locks::{Aim, Call, CallId, Context, Held, Helds, Hold, Phase, Request, keep, renew};
+use crate::locks::{
+    Aim, Call, CallId, Context, Held, Helds, Hold, Phase, Request, SlotId, keep, renew,
+};
 use crate::time::MILLI;
 use crate::topology::{Node, Route};
 use crate::wire;
@@ -72,8 +74,6 @@ pub(super) enum Next {
     Ask(Option<Route>),
     /// The same after a pause.
     Pause,
-    /// The same when a session answers.
-    Refused,
     /// The caller hears this, and nothing is left at the server.
     Fail(Error),
     /// The caller gets this error, and the call is undone at the server.
@@ -85,9 +85,19 @@ pub(super) enum Next {
 impl Context {
     /// Sends the ACQUIRE of a call: where its lock is, or there.
     pub(super) fn ask(self: &Arc<Self>, id: CallId, there: Option<Route>) {
+        self.ask_if(id, there, |_| true);
+    }
+
+    /// The same, if the call still matches.
+    pub(super) fn ask_if(
+        self: &Arc<Self>,
+        id: CallId,
+        there: Option<Route>,
+        which: impl Fn(&Call) -> bool,
+    ) {
         // Handed over under the lock: what undoes the call is handed over behind it.
         let unsent = self.table.with(|state| {
-            let call = state.calls.get_mut(&id)?;
+            let call = state.calls.get_mut(&id).filter(|call| which(call))?;
             if let Phase::Asking = call.phase {
                 return None;
             }
@@ -142,9 +152,10 @@ impl Context {
                     // carried out there.
                     let is_left = error.code == Code::Elsewhere;
                     let is_again = sending.is_some_and(|sending| sending.again || is_left);
-                    Some(self.on_refusal(call, error, is_again))
+                    self.on_refusal(call, error, is_again)
                 }
             };
+            state.has_refused |= matches!(call.phase, Phase::Refused);
             state.wake_late_behind(id);
             next
         });
@@ -209,7 +220,7 @@ impl Context {
     }
 
     /// The ACQUIRE was refused, or its reply says nothing.
-    fn on_refusal(&self, call: &mut Call, error: Error, is_again: bool) -> Next {
+    fn on_refusal(&self, call: &mut Call, error: Error, is_again: bool) -> Option<Next> {
         if error.code == Code::TryAgain && call.request.wait_mode.waits() {
             // The server is there, and the keys of the lock are on their way to each other.
             call.since = Instant::now();
@@ -223,28 +234,29 @@ impl Context {
                 Code::Elsewhere | Code::TryAgain | Code::ClusterDown
             );
         match there {
-            Some(route) if call.has_tries() => return Next::Ask(Some(route)),
+            Some(route) if call.has_tries() => return Some(Next::Ask(Some(route))),
             _ if is_late => {}
             // Decided under the table's lock, as `moved` looks at calls: a node that is replaced
             // before this is seen here, and one that is replaced after it finds the call refused.
             // Otherwise the call would wait for a session that never answers again.
             _ if error.code == Code::NoSession && call.session.is_retired() => {
-                return Next::Pause;
+                return Some(Next::Pause);
             }
             _ if error.code == Code::NoSession => {
+                // It is asked for again when a session answers.
                 call.phase = Phase::Refused;
-                return Next::Refused;
+                return None;
             }
             _ if is_sent_on || may_pass && error.is_unavailable() => {
                 call.tries = 0;
-                return Next::Pause;
+                return Some(Next::Pause);
             }
             _ => {}
         }
         // It, or an earlier copy, may have been carried out.
         let may_be_held = is_again || call.asked > 1 || error.is_unknown();
         let end = if may_be_held { Next::Undo } else { Next::Fail };
-        end(error.misdirected())
+        Some(end(error.misdirected()))
     }
 
     /// An event that may be about a wait. None of it happened before `since`.
@@ -288,7 +300,6 @@ impl Context {
             None => {}
             Some(Next::Ask(there)) => self.ask(id, there),
             Some(Next::Pause) => self.ask_later(id),
-            Some(Next::Refused) => self.table.with(|state| state.has_refused = true),
             Some(Next::Fail(error)) => {
                 let Some(call) = ended() else { return };
                 let reply = if let Phase::Asking = call.phase {
@@ -361,19 +372,16 @@ impl Context {
 
     /// Undoes a call: CANCEL removes its waiter, and RELEASE gives back a grant that it may have.
     /// Both follow the ACQUIRE on the same link, so the server carries them out after it. The
-    /// RELEASE needs no token: the owner still has the turn, so it holds nothing else here.
+    /// RELEASE needs no token: the owner still has the turn, so it holds nothing else here. All are
+    /// handed over in one step: otherwise another thread could hear the answers to the first, and
+    /// pass the turn on, before the last is sent.
     ///
     /// It is sent right behind the CANCEL, also for a client that is gone by the answer; and again
     /// behind that answer, for a server may have put the CANCEL off, and not the RELEASE. Before
     /// the CANCEL it would miss a grant that comes between the two.
     pub(super) fn undo(self: &Arc<Self>, mut call: Call) -> oneshot::Sender<Result<Helds, Error>> {
         self.give_back_stray(&mut call, None);
-        self.table.with(|state| {
-            for (_, slot) in &call.slots {
-                let leaving = Turn::Leaving(state.number());
-                state.take_turn(*slot, leaving);
-            }
-        });
+        let slots: Vec<SlotId> = call.slots.iter().map(|(_, slot)| *slot).collect();
         let first = call.request.target(call.first());
         let link = &self.router.node_of(&call.session, &first.name).link;
         let releases = call.slots.iter().map(|(name, _)| {
@@ -395,9 +403,17 @@ impl Context {
         };
         let cancel = request::cancel(&first);
         let cancel = wire::Request::new(cancel, &first.name, Manner::Twice, then);
-        link.send(cancel.asking(asking));
-        for release in releases {
-            link.send(release);
+        let unsent: Vec<_> = self.table.with(|state| {
+            for slot in slots {
+                let leaving = Turn::Leaving(state.number());
+                state.take_turn(slot, leaving);
+            }
+            let requests = std::iter::once(cancel.asking(asking)).chain(releases);
+            let unsent = requests.filter_map(|request| link.hand_over(request));
+            unsent.collect()
+        });
+        for request in unsent {
+            request.fail(Error::shut_down());
         }
         call.reply
     }

@@ -120,22 +120,27 @@ impl Listener for Context {
 }
 
 impl Context {
-    fn ask_all(self: &Arc<Self>, which: impl FnMut(&mut Call) -> bool) {
-        for id in self.table.calls(which) {
-            self.ask(id, None);
+    /// Asks for these calls. Each is looked at once more as it is asked for: another thread may
+    /// have heard meanwhile that it is granted.
+    fn ask_all(self: &Arc<Self>, which: impl Fn(&Call) -> bool) {
+        for id in self.table.calls(&which) {
+            self.ask_if(id, None, &which);
         }
     }
 
     /// In another life of the session each hold is renewed by its token, and each wait is asked for
     /// again, except a wait that began in this life. Kept events of the former life are dropped.
     fn begins_anew(self: &Arc<Self>, session: &Arc<Session>, life: i64) {
-        self.ask_all(|call| {
-            let is_here = Arc::ptr_eq(&call.session, session);
-            if is_here {
-                call.early.clear();
-            }
-            is_here && matches!(call.phase, Phase::Waiting { life: begun, .. } if begun != life)
+        let is_here = |call: &Call| Arc::ptr_eq(&call.session, session);
+        self.table.with(|state| {
+            let those = state.calls.values_mut().filter(|call| is_here(call));
+            those.for_each(|call| call.early.clear());
         });
+        let is_over = |call: &Call| {
+            is_here(call)
+                && matches!(call.phase, Phase::Waiting { life: begun, .. } if begun != life)
+        };
+        self.ask_all(is_over);
         renew::all(self, |hold| hold.is_of(session));
     }
 

@@ -88,7 +88,6 @@ impl Held {
             // As if another client wanted it, it is not kept.
             hold.is_wanted();
         }
-        let lost = hold.lost(Instant::now());
         let (left, are_many) = self.context.table.with(|state| {
             hold.loses_guard();
             // If the slot has another hold by now, this one is over, and there is nothing to send.
@@ -101,7 +100,8 @@ impl Held {
         if are_many {
             self.context.make_room();
         }
-        (lost, left)
+        // Looked at last: if nothing is sent since another thread has heard of a loss, that is told.
+        (hold.lost(Instant::now()), left)
     }
 }
 

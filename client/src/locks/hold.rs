@@ -180,11 +180,13 @@ impl Hold {
     /// The server has said that it is lost. The reason that counts: if its own time is over, that,
     /// though nobody has looked.
     pub(crate) fn mark_gone(&self, reason: LostReason) -> LostReason {
-        self.is_gone.store(true, Ordering::Release);
-        self.lost(Instant::now()).unwrap_or_else(|| {
+        let reason = self.lost(Instant::now()).unwrap_or_else(|| {
             self.mark_lost(reason);
             reason
-        })
+        });
+        // Who sees that it is gone sees why.
+        self.is_gone.store(true, Ordering::Release);
+        reason
     }
 
     /// Whether the server has nothing of it any more.

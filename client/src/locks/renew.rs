@@ -178,7 +178,6 @@ impl Renewing {
         if self.begins.is_none() && answer.as_ref().is_err_and(Error::is_unknown) {
             self.hold.may_be_cut();
         }
-        drop(self.turn.take());
         metrics::renewed(answer.as_ref().ok().map(|(is_held, _)| *is_held));
         if let (Some(_), Err(error)) = (self.wanted, &answer) {
             self.hold.wanted.failed(error);
@@ -196,6 +195,9 @@ impl Renewing {
             }
             acknowledged.unwrap_or(Ok(()))
         });
+        // Only now may another thread send the next one, which asks for the rest of the lease that
+        // this one has begun: before, it would cut that.
+        drop(self.turn.take());
         self.hold.changed.notify_waiters();
         if let Some(context) = self.context.upgrade() {
             self.follow_up(&context, &told);

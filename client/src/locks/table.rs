@@ -37,9 +37,9 @@ impl Table {
     }
 
     /// The calls that match.
-    pub(super) fn calls(&self, mut is: impl FnMut(&mut Call) -> bool) -> Vec<CallId> {
+    pub(super) fn calls(&self, is: impl Fn(&Call) -> bool) -> Vec<CallId> {
         self.with(|state| {
-            let calls = state.calls.iter_mut();
+            let calls = state.calls.iter();
             let those = calls.filter_map(|(id, call)| is(call).then_some(*id));
             those.collect()
         })
