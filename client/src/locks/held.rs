@@ -100,7 +100,8 @@ impl Held {
         if are_many {
             self.context.make_room();
         }
-        // Looked at last: if nothing is sent since another thread has heard of a loss, that is told.
+        // Looked at last: if nothing is sent since another thread has heard of a loss, that is
+        // told.
         (hold.lost(Instant::now()), left)
     }
 }
