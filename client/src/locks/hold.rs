@@ -184,7 +184,7 @@ impl Hold {
             self.mark_lost(reason);
             reason
         });
-        // Who sees that it is gone sees why.
+        // The flag comes last: another thread that sees it looks for the reason.
         self.is_gone.store(true, Ordering::Release);
         reason
     }
