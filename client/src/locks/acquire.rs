@@ -155,6 +155,10 @@ impl Context {
                     self.on_refusal(call, error, is_again)
                 }
             };
+            if next.is_some() {
+                // Only what comes next may ask for it.
+                call.phase = Phase::Pausing;
+            }
             state.has_refused |= matches!(call.phase, Phase::Refused);
             state.wake_late_behind(id);
             next
@@ -302,15 +306,9 @@ impl Context {
             Some(Next::Pause) => self.ask_later(id),
             Some(Next::Fail(error)) => {
                 let Some(call) = ended() else { return };
-                let reply = if let Phase::Asking = call.phase {
-                    // Its node was replaced since the answer, and it has been asked for at another.
-                    self.undo(call)
-                } else {
-                    let slots = call.slots.iter();
-                    slots.for_each(|(_, slot)| self.pass_turn(*slot));
-                    call.reply
-                };
-                let _ = reply.send(Err(error));
+                let slots = call.slots.iter();
+                slots.for_each(|(_, slot)| self.pass_turn(*slot));
+                let _ = call.reply.send(Err(error));
             }
             Some(Next::Undo(error)) => {
                 let reply = ended().map(|call| self.undo(call));

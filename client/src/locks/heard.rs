@@ -54,14 +54,20 @@ impl Listener for Context {
         };
         // The calls that the server has not taken in end in time, and all if it refuses us.
         let (timeout, trouble) = (this.router.response_timeout, session.trouble());
-        let ending = this.table.calls(|call| {
+        let ends = |call: &Call| {
             let is_pausing = !call.was_queued && !matches!(call.phase, Phase::Asking);
             let ends = trouble.is_final() || is_pausing && call.since.elapsed() >= timeout;
             Arc::ptr_eq(&call.session, session) && ends
+        };
+        let ended: Vec<Call> = this.table.with(|state| {
+            let those = state.calls.iter().filter(|(_, call)| ends(call));
+            let those: Vec<CallId> = those.map(|(id, _)| *id).collect();
+            let ended = those.iter().filter_map(|id| state.calls.remove(id));
+            ended.collect()
         });
-        for id in ending {
+        for call in ended {
             // An earlier copy may have been carried out.
-            this.go_on(id, Some(Next::Undo(trouble.clone())));
+            let _ = this.undo(call).send(Err(trouble.clone()));
         }
     }
 

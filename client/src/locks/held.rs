@@ -88,21 +88,22 @@ impl Held {
             // As if another client wanted it, it is not kept.
             hold.is_wanted();
         }
-        let (left, are_many) = self.context.table.with(|state| {
+        let lost = hold.lost(Instant::now());
+        let (left, are_many, is_gone) = self.context.table.with(|state| {
             hold.loses_guard();
             // If the slot has another hold by now, this one is over, and there is nothing to send.
             let place = state.at(slot).filter(|place| place.has(hold));
             // A call that has the turn has not asked yet, and has the hold released first.
             let place = place.filter(|place| matches!(place.turn, None | Some(Turn::Used)));
             let left = place.is_some().then(|| state.pass_turn(slot)).flatten();
-            (left, state.idle.len() > state.kept_max)
+            (left, state.idle.len() > state.kept_max, hold.is_gone())
         });
         if are_many {
             self.context.make_room();
         }
-        // Looked at last: if nothing is sent since another thread has heard of a loss, that is
-        // told.
-        (hold.lost(Instant::now()), left)
+        // If nothing is sent since another thread has heard of a loss, that is told.
+        let gone = is_gone.then(|| hold.lost(Instant::now())).flatten();
+        (lost.or(gone), left)
     }
 }
 

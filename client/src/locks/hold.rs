@@ -182,7 +182,7 @@ impl Hold {
     pub(crate) fn mark_gone(&self, reason: LostReason) -> LostReason {
         let reason = self.lost(Instant::now()).unwrap_or_else(|| {
             self.mark_lost(reason);
-            reason
+            self.lost.get().copied().unwrap_or(reason)
         });
         // The flag comes last: another thread that sees it looks for the reason.
         self.is_gone.store(true, Ordering::Release);

@@ -76,15 +76,20 @@ fn waits_holds_losses_renewals_and_reconnects_are_measured() -> Result<(), Error
         guard.unlock().await?;
         second.await.unwrap()?.unlock().await?;
         sleep(2 * SECOND).await;
+        // Its time is over, and nobody has looked or heard of it.
+        let own = client.lock("own").lease(10 * SECOND).lock().await?;
+        sleep(10 * SECOND - Duration::from_millis(50)).await;
+        assert!(own.unlock().await.is_err_and(|error| error.is_lost()));
         client.shutdown().await;
         Ok::<_, Error>(())
     })?;
     provider.force_flush().unwrap();
     let measured = measured(&exporter);
     let expected = [
-        ("rlock.client.wait.duration", (4, 29)),
-        ("rlock.client.hold.duration", (3, 31)),
+        ("rlock.client.wait.duration", (5, 29)),
+        ("rlock.client.hold.duration", (4, 41)),
         ("rlock.client.lost Deleted", (1, 0)),
+        ("rlock.client.lost Expired", (1, 0)),
         // Two of the lock that is waited for, and one of the lock that is kept.
         ("rlock.client.renewals held", (3, 0)),
         ("rlock.client.reconnects", (1, 0)),
