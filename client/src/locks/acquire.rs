@@ -155,12 +155,12 @@ impl Context {
                     self.on_refusal(call, error, is_again)
                 }
             };
-            if next.is_some() {
-                // Only what comes next may ask for it.
-                call.phase = Phase::Pausing;
-            }
             state.has_refused |= matches!(call.phase, Phase::Refused);
             state.wake_late_behind(id);
+            if next.is_some() {
+                // Only what comes next may ask for it.
+                state.calls.get_mut(&id)?.phase = Phase::Pausing;
+            }
             next
         });
         self.go_on(id, next);
@@ -187,7 +187,7 @@ impl Context {
             Acquired::Queued { seq, life } => (seq, life),
         };
         let is_present = sending.session.life() == Some(life) || !sending.is_of_former_life();
-        let mut early = std::mem::take(&mut call.early).into_iter();
+        let early = std::mem::take(&mut call.early).into_iter();
         let asked = sending;
         call.phase = Phase::Waiting { life, seq, asked };
         (call.was_queued, call.tries) = (true, 0);
@@ -195,7 +195,9 @@ impl Context {
             // It was sent in an earlier life, whose waits have left.
             return Some(Next::Ask(None));
         }
-        let next = early.find_map(|event| self.apply_to_wait(call, &event, None));
+        // Those of another life, perhaps at another node, are not about this wait.
+        let mut early = early.filter(|(of, _)| *of == life);
+        let next = early.find_map(|(_, event)| self.apply_to_wait(call, &event, None));
         // Events after the end of the wait concern the granted hold.
         call.early = early.collect();
         next
@@ -355,7 +357,7 @@ impl Context {
             }
             let is_meant =
                 |event: &&Event| hold.token == event.token && *hold.target.name == *event.name;
-            let early = call.early.iter().filter(is_meant);
+            let early = call.early.iter().map(|(_, event)| event).filter(is_meant);
             early.for_each(|event| hold.apply(event));
             match &call.request.kept {
                 None => self.pass_turn(*slot),

@@ -23,7 +23,7 @@ impl Listener for Context {
         // Marks all lost holds in one look at the table: a caller that hears of one lost lock may
         // ask for several at once, and must not share a hold that is lost as well.
         let subjects: Vec<_> = this.table.with(|state| {
-            let subject = |event| this.subject(state, session, event, since);
+            let subject = |event| this.subject(state, session, told.life, event, since);
             told.events.iter().filter_map(subject).collect()
         });
         for subject in subjects {
@@ -135,15 +135,10 @@ impl Context {
     }
 
     /// In another life of the session each hold is renewed by its token, and each wait is asked for
-    /// again, except a wait that began in this life. Kept events of the former life are dropped.
+    /// again, except a wait that began in this life.
     fn begins_anew(self: &Arc<Self>, session: &Arc<Session>, life: i64) {
-        let is_here = |call: &Call| Arc::ptr_eq(&call.session, session);
-        self.table.with(|state| {
-            let those = state.calls.values_mut().filter(|call| is_here(call));
-            those.for_each(|call| call.early.clear());
-        });
         let is_over = |call: &Call| {
-            is_here(call)
+            Arc::ptr_eq(&call.session, session)
                 && matches!(call.phase, Phase::Waiting { life: begun, .. } if begun != life)
         };
         self.ask_all(is_over);
@@ -158,6 +153,7 @@ impl Context {
         &self,
         state: &mut State,
         session: &Arc<Session>,
+        life: i64,
         event: &Event,
         since: Option<Instant>,
     ) -> Option<Subject> {
@@ -181,7 +177,7 @@ impl Context {
             return Some(Subject::Call(id, next));
         }
         // The answer to the ACQUIRE will tell whether it is about this.
-        call.early.push(event.clone());
+        call.early.push((life, event.clone()));
         None
     }
 

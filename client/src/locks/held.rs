@@ -89,20 +89,20 @@ impl Held {
             hold.is_wanted();
         }
         let lost = hold.lost(Instant::now());
-        let (left, are_many, is_gone) = self.context.table.with(|state| {
+        let (left, gone, are_many) = self.context.table.with(|state| {
             hold.loses_guard();
             // If the slot has another hold by now, this one is over, and there is nothing to send.
             let place = state.at(slot).filter(|place| place.has(hold));
             // A call that has the turn has not asked yet, and has the hold released first.
             let place = place.filter(|place| matches!(place.turn, None | Some(Turn::Used)));
             let left = place.is_some().then(|| state.pass_turn(slot)).flatten();
-            (left, state.idle.len() > state.kept_max, hold.is_gone())
+            // If nothing is sent since another thread has heard of a loss, that is told.
+            let gone = left.is_none().then(|| hold.lost(Instant::now()));
+            (left, gone.flatten(), state.idle.len() > state.kept_max)
         });
         if are_many {
             self.context.make_room();
         }
-        // If nothing is sent since another thread has heard of a loss, that is told.
-        let gone = is_gone.then(|| hold.lost(Instant::now())).flatten();
         (lost.or(gone), left)
     }
 }

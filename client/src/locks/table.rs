@@ -138,8 +138,8 @@ pub(super) struct Call {
     pub(super) session: Arc<Session>,
     /// Whether that was behind an `ASKING`.
     pub(super) asking: bool,
-    /// Events that came before the answer.
-    pub(super) early: Vec<Event>,
+    /// Events that came before the answer, each with the life of the session that told it.
+    pub(super) early: Vec<(i64, Event)>,
     pub(super) reply: oneshot::Sender<Result<Helds, Error>>,
     /// A client that shuts down waits for it.
     pub(super) pending: TaskTrackerToken,

@@ -330,3 +330,43 @@ fn nodes_that_send_a_command_to_each_other_are_not_hurried() -> Result<(), Error
         guard.expect("it is free").expect("it ends")?.unlock().await
     })
 }
+
+/// Word of a grant comes before the answer to the call, which is lost. At the node that the slot has
+/// gone to, the call waits for another owner.
+#[test]
+fn the_word_of_a_grant_at_another_node_grants_nothing() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let (cluster, host) = (network.cluster(&NODES), network.host());
+        let settings = Client::builder().dial(host.dial());
+        let settings = settings.grace(Duration::from_secs(60));
+        let client = settings.connect_cluster(["redis://one"]).await?;
+        let others = connect(&network).await?;
+        let (from, to) = (cluster.node_of("a"), other(&cluster, "a"));
+        // The session there has told of more than the other node's.
+        for _ in 0..3 {
+            let held = others.lock("a").lock().await?;
+            let lock = client.lock("a");
+            let waits = spawn_local(async move { lock.lock().await?.unlock().await });
+            sleep(Duration::from_millis(100)).await;
+            held.unlock().await?;
+            waits.await.expect("it ends")?;
+        }
+        let held = others.lock("a").lock().await?;
+        let answers = host.cut_one(NODES[from], 1, Direction::ToHost);
+        let lock = client.lock("a");
+        let waits = spawn_local(async move { lock.lock().await });
+        sleep(Duration::from_millis(100)).await;
+        held.unlock().await?;
+        sleep(Duration::from_millis(100)).await;
+        assert_eq!(cluster.node(from).holders("a").len(), 1);
+        let _events = host.cut_one(NODES[from], 0, Direction::ToHost);
+        cluster.node(from).delete("a");
+        assert!(cluster.move_slot("a", to));
+        let _held = others.lock("a").lock().await?;
+        answers.expect("it is connected").end(false);
+        let early = timeout(Duration::from_secs(1), waits).await;
+        assert!(early.is_err(), "two have it");
+        assert_eq!(cluster.node(to).contents().waiters, 1);
+        Ok(())
+    })
+}
