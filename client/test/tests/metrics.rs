@@ -78,7 +78,7 @@ fn waits_holds_losses_renewals_and_reconnects_are_measured() -> Result<(), Error
         sleep(2 * SECOND).await;
         // Its time is over, and nobody has looked or heard of it.
         let own = client.lock("own").lease(10 * SECOND).lock().await?;
-        sleep(10 * SECOND - Duration::from_millis(50)).await;
+        sleep(Duration::from_millis(9_950)).await;
         assert!(own.unlock().await.is_err_and(|error| error.is_lost()));
         client.shutdown().await;
         Ok::<_, Error>(())

@@ -331,8 +331,8 @@ fn nodes_that_send_a_command_to_each_other_are_not_hurried() -> Result<(), Error
     })
 }
 
-/// Word of a grant comes before the answer to the call, which is lost. At the node that the slot has
-/// gone to, the call waits for another owner.
+/// Word of a grant comes before the answer to the call, which is lost. At the node that the slot
+/// has gone to, the call waits for another owner.
 #[test]
 fn the_word_of_a_grant_at_another_node_grants_nothing() -> Result<(), Error> {
     rlock_test::run(1, async |network| {
