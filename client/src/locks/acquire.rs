@@ -107,6 +107,11 @@ impl Context {
             };
             call.phase = Phase::Asking;
             call.asked = call.asked.saturating_add(1);
+            if !Arc::ptr_eq(&call.session, &node.session) {
+                // What another node has told is not about what is asked for now. Its life may have
+                // the same number.
+                call.early.clear();
+            }
             call.session = Arc::clone(&node.session);
             call.asking = asking;
             let request = self.request_of(id, call, &node);
@@ -282,7 +287,10 @@ impl Context {
             What::Granted => {
                 let mut by = asked.clone();
                 by.at = since.map_or(by.at, |since| since.max(by.at));
-                by.confidence = by.session.present()?;
+                let present = by.session.present();
+                // Another thread may have heard of the next life just now: then the wait is asked
+                // for again.
+                by.confidence = present.filter(|present| present.life == *life)?;
                 Some(call.granted(event.token, by))
             }
             What::TimedOut(lease_left) => {
@@ -352,13 +360,21 @@ impl Context {
         });
         let Some((parts, call)) = entered else { return };
         for Held { hold, slot, .. } in &parts {
-            if hold.is_of_former_life() {
-                renew::one(self, hold, Aim::Hold);
-            }
             let is_meant =
                 |event: &&Event| hold.token == event.token && *hold.target.name == *event.name;
             let early = call.early.iter().map(|(_, event)| event).filter(is_meant);
-            early.for_each(|event| hold.apply(event));
+            let early: Vec<&Event> = early.inspect(|event| hold.apply(event)).collect();
+            let is_told_moved = early
+                .iter()
+                .any(|event| matches!(event.what, What::Failed(_)));
+            if is_told_moved {
+                self.router.request_refresh();
+            }
+            // The session, or the node, may have changed since the grant was sent.
+            let is_home = self.router.is_home(&hold.session(), &hold.target.name);
+            if is_told_moved || !is_home || hold.is_of_former_life() {
+                renew::one(self, hold, Aim::Hold);
+            }
             match &call.request.kept {
                 None => self.pass_turn(*slot),
                 Some(key) => keep::watch(self, *slot, hold, key.idle),

@@ -370,3 +370,31 @@ fn the_word_of_a_grant_at_another_node_grants_nothing() -> Result<(), Error> {
         Ok(())
     })
 }
+
+/// A slot moves before the answer to a call has come, and so does the word of that. The new node
+/// must know whose the hold is, to tell of its loss.
+#[test]
+fn a_hold_that_has_moved_before_it_was_heard_of_is_confirmed_where_it_is() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let (cluster, host) = (network.cluster(&NODES), network.host());
+        let settings = Client::builder().dial(host.dial());
+        let settings = settings.grace(Duration::from_secs(60));
+        let client = settings.connect_cluster(["redis://one"]).await?;
+        client.lock("a").lock().await?.unlock().await?;
+        let (from, to) = (cluster.node_of("a"), other(&cluster, "a"));
+        let answers = host.cut_one(NODES[from], 1, Direction::ToHost);
+        let lock = client.lock("a").lease(Duration::from_secs(600));
+        let call = spawn_local(async move { lock.lock().await });
+        sleep(Duration::from_millis(100)).await;
+        assert_eq!(cluster.node(from).holders("a").len(), 1);
+        assert!(cluster.move_slot("a", to));
+        sleep(Duration::from_millis(100)).await;
+        answers.expect("it is connected").end(true);
+        let guard = call.await.expect("it ends")?;
+        sleep(Duration::from_secs(2)).await;
+        cluster.node(to).delete("a");
+        sleep(Duration::from_secs(1)).await;
+        assert!(guard.is_lost());
+        Ok(())
+    })
+}
