@@ -108,8 +108,8 @@ impl Context {
             call.phase = Phase::Asking;
             call.asked = call.asked.saturating_add(1);
             if !Arc::ptr_eq(&call.session, &node.session) {
-                // What another node has told is not about what is asked for now. Its life may have
-                // the same number.
+                // These events are of another node, and say nothing about the new command. Lives
+                // of two nodes can have the same number, so it is not enough to compare lives.
                 call.early.clear();
             }
             call.session = Arc::clone(&node.session);
@@ -163,7 +163,7 @@ impl Context {
             state.has_refused |= matches!(call.phase, Phase::Refused);
             state.wake_late_behind(id);
             if next.is_some() {
-                // Only what comes next may ask for it.
+                // Other threads do not ask for a pausing call: the next step does.
                 state.calls.get_mut(&id)?.phase = Phase::Pausing;
             }
             next
@@ -363,16 +363,13 @@ impl Context {
             let is_meant =
                 |event: &&Event| hold.token == event.token && *hold.target.name == *event.name;
             let early = call.early.iter().map(|(_, event)| event).filter(is_meant);
-            let early: Vec<&Event> = early.inspect(|event| hold.apply(event)).collect();
-            let is_told_moved = early
-                .iter()
-                .any(|event| matches!(event.what, What::Failed(_)));
-            if is_told_moved {
-                self.router.request_refresh();
+            let mut has_moved = false;
+            for event in early {
+                has_moved |= hold.apply(event);
             }
-            // The session, or the node, may have changed since the grant was sent.
-            let is_home = self.router.is_home(&hold.session(), &hold.target.name);
-            if is_told_moved || !is_home || hold.is_of_former_life() {
+            if has_moved {
+                self.confirm_where_it_is(hold);
+            } else if hold.is_of_former_life() {
                 renew::one(self, hold, Aim::Hold);
             }
             match &call.request.kept {

@@ -29,10 +29,7 @@ impl Listener for Context {
         for subject in subjects {
             match subject {
                 Subject::Call(id, next) => this.go_on(id, next),
-                Subject::Hold(hold) => {
-                    this.router.request_refresh();
-                    renew::one(&this, &hold, Aim::Hold);
-                }
+                Subject::Hold(hold) => this.confirm_where_it_is(&hold),
             }
         }
         let has_refused = |state: &mut State| std::mem::take(&mut state.has_refused);
@@ -126,6 +123,12 @@ impl Listener for Context {
 }
 
 impl Context {
+    /// The slot of a hold has moved: the new node hears whose it is, and tells of its loss.
+    pub(super) fn confirm_where_it_is(self: &Arc<Self>, hold: &Arc<Hold>) {
+        self.router.request_refresh();
+        renew::one(self, hold, Aim::Hold);
+    }
+
     /// Asks for these calls. Each is looked at once more as it is asked for: another thread may
     /// have heard meanwhile that it is granted.
     fn ask_all(self: &Arc<Self>, which: impl Fn(&Call) -> bool) {
@@ -160,9 +163,7 @@ impl Context {
         let slot = state.find(event)?;
         let hold = state.at(slot)?.hold.as_ref();
         if let Some(hold) = hold.filter(|hold| self.is_meant(hold, session, event)) {
-            hold.apply(event);
-            let has_moved = matches!(event.what, What::Failed(_));
-            return has_moved.then(|| Subject::Hold(Arc::clone(hold)));
+            return hold.apply(event).then(|| Subject::Hold(Arc::clone(hold)));
         }
         let (id, call) = state.call_at(slot)?;
         if !Arc::ptr_eq(&call.session, session) {
@@ -190,13 +191,14 @@ impl Context {
 }
 
 impl Hold {
-    /// An event that names this hold.
-    pub(super) fn apply(&self, event: &Event) {
+    /// An event that names this hold. Returns whether it tells that the slot has moved.
+    pub(super) fn apply(&self, event: &Event) -> bool {
         match &event.what {
             What::Lost(reason) => _ = self.mark_gone(*reason),
             What::Wanted => self.is_wanted(),
             What::Granted | What::TimedOut(_) | What::Left | What::Failed(_) => {}
         }
+        matches!(event.what, What::Failed(_))
     }
 }
 

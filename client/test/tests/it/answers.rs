@@ -10,24 +10,12 @@ use rlock_test::{Direction, Host, Network, Server};
 use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::{Instant, sleep, timeout};
 
-const ADDRESS: &str = "locks:6379";
+use crate::unheard::{ADDRESS, ms, until};
+
 const MINUTE: Duration = Duration::from_secs(60);
 /// The numbers of a client's connections, once it has used both.
 const EVENTS: usize = 0;
 const COMMANDS: usize = 1;
-
-const fn ms(n: u64) -> Duration {
-    Duration::from_millis(n)
-}
-
-async fn until(what: &str, holds: impl Fn() -> bool) {
-    let waiting = async {
-        while !holds() {
-            sleep(ms(1)).await;
-        }
-    };
-    assert!(timeout(ms(10_000), waiting).await.is_ok(), "{what}");
-}
 
 /// A client that has used both its connections.
 async fn client(host: &Host, builder: ClientBuilder) -> Client {
@@ -109,20 +97,19 @@ fn a_grant_of_several_that_is_refused_later_leaves_nothing() -> Result<(), Error
             until("it is granted", || !server.holders("a").is_empty()).await;
             sleep(ms(1_100)).await;
             server.delete("b");
-            let _writes = if is_of_another_kind {
-                Some(other.rw_lock("b").write().await?)
+            let (mut writes, mut holds) = (None, None);
+            if is_of_another_kind {
+                writes = Some(other.rw_lock("b").write().await?);
             } else {
-                server.delete("b");
-                let held = other.lock("b").lock().await?;
-                std::mem::forget(held);
-                None
-            };
+                holds = Some(other.lock("b").lock().await?);
+            }
             cut.expect("it is connected").end(!is_lost);
             let refused = ended(call).await.map(drop);
             let refused = refused.expect_err("another has it");
             assert_eq!(refused.is_not_acquired(), !is_of_another_kind, "{refused}");
             sleep(ms(200)).await;
             assert!(server.holders("a").is_empty(), "a hold is left behind");
+            drop((writes, holds));
             Ok::<_, Error>(())
         })?;
     }

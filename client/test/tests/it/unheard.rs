@@ -10,13 +10,13 @@ use rlock_test::{Direction, Network};
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
-const ADDRESS: &str = "locks:6379";
+pub(crate) const ADDRESS: &str = "locks:6379";
 
-const fn ms(n: u64) -> Duration {
+pub(crate) const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-async fn until(what: &str, holds: impl Fn() -> bool) {
+pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
     let waiting = async {
         while !holds() {
             sleep(ms(1)).await;
