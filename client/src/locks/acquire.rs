@@ -108,8 +108,8 @@ impl Context {
             call.phase = Phase::Asking;
             call.asked = call.asked.saturating_add(1);
             if !Arc::ptr_eq(&call.session, &node.session) {
-                // These events are of another node, and say nothing about the new command. Lives
-                // of two nodes can have the same number, so it is not enough to compare lives.
+                // These events are of another node, and say nothing about the new command. The
+                // lives of two nodes can have the same number.
                 call.early.clear();
             }
             call.session = Arc::clone(&node.session);
