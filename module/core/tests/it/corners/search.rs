@@ -230,8 +230,8 @@ fn a_circle_through_a_hold_that_expires_while_it_is_read_is_none() {
     assert!(is_unsettled(&outcome), "{outcome:?}");
 }
 
-/// Wes holds `q`, and waits for `q` and `r` together. Vic is ahead of him at `q`, but a holder waits
-/// for nobody there. When the hold ends, vic has `q`, and wes waits for vic.
+/// Wes holds `q`, and waits for `q` and `r` together. Vic is ahead of him at `q`, but a holder
+/// waits for nobody there. When the hold ends, vic has `q`, and wes waits for vic.
 #[test]
 fn a_circle_that_the_end_of_a_hold_is_about_to_close_is_not_begun() {
     let held = held_until(END);
