@@ -57,11 +57,14 @@ struct Inner {
     life: RefCell<CancellationToken>,
     lives: Cell<u64>,
     is_up: Cell<bool>,
+    /// How often it has died, and was not started again since.
+    deaths: Cell<u32>,
     /// How often it was about to do something.
     turns: Cell<u64>,
     /// How often it has done something.
     changes: Cell<u64>,
-    running: watch::Sender<bool>,
+    /// How often it was made to stand still, and does not yet go on.
+    stops: watch::Sender<u32>,
     /// Something is due at another time than before.
     rearm: Notify,
     /// A waiting call gets its reply at the end of this turn of the event loop.
@@ -159,9 +162,10 @@ impl Server {
             life: RefCell::default(),
             lives: Cell::new(0),
             is_up: Cell::new(false),
+            deaths: Cell::new(0),
             turns: Cell::default(),
             changes: Cell::default(),
-            running: watch::Sender::new(true),
+            stops: watch::Sender::new(0),
             rearm: Notify::new(),
             turn_ends: Notify::new(),
             waiting: RefCell::default(),
@@ -187,13 +191,15 @@ impl Server {
     /// The process stands still: it answers nothing, and its clocks go on.
     pub fn pause(&self) {
         self.inner.count_change();
-        self.inner.running.send_replace(false);
+        let more = |stops: &mut u32| *stops = stops.saturating_add(1);
+        self.inner.stops.send_modify(more);
     }
 
-    /// It goes on.
+    /// It goes on, unless it stands still for another reason too.
     pub fn resume(&self) {
         self.inner.count_change();
-        self.inner.running.send_replace(true);
+        let fewer = |stops: &mut u32| *stops = stops.saturating_sub(1);
+        self.inner.stops.send_modify(fewer);
         self.inner.rearm.notify_one();
     }
 
@@ -201,6 +207,8 @@ impl Server {
     /// on disk, unless they are lost as well.
     pub fn crash(&self, loses_keys: bool) {
         self.inner.count_change();
+        let deaths = self.inner.deaths.get();
+        self.inner.deaths.set(deaths.saturating_add(1));
         self.inner.is_up.set(false);
         self.inner.life.borrow().cancel();
         self.inner.waiting.take();
@@ -211,12 +219,15 @@ impl Server {
         }
     }
 
-    /// It starts again after a [`crash`](Self::crash).
+    /// It starts again after a [`crash`](Self::crash); after several, with the last of as many
+    /// calls of this. One that was made to stand still does so then too.
     pub fn restart(&self) {
-        if !self.inner.is_up.get() {
+        let left = self.inner.deaths.get().saturating_sub(1);
+        self.inner.deaths.set(left);
+        if left == 0 && !self.inner.is_up.get() {
+            self.inner.count_change();
             self.begin_life(self.inner.engine.take().into_keys());
         }
-        self.resume();
     }
 
     /// Sets the wall clock forwards or back by this time: leases follow it.
@@ -353,7 +364,7 @@ impl Server {
     /// Whether its process is there and does not stand still.
     pub fn is_running(&self) -> bool {
         self.inner.count_turn();
-        self.is_up() && *self.inner.running.borrow()
+        self.is_up() && *self.inner.stops.borrow() == 0
     }
 
     /// Whether its process is there; it may stand still.
@@ -448,14 +459,14 @@ impl Inner {
 
     async fn is_running(&self) {
         self.count_turn();
-        if *self.running.borrow() {
+        if *self.stops.borrow() == 0 {
             return;
         }
-        let mut running = self.running.subscribe();
+        let mut stops = self.stops.subscribe();
         // The sender is `self`: there is no other end to this.
-        let goes_on = running.wait_for(|running| {
+        let goes_on = stops.wait_for(|stops| {
             self.count_turn();
-            *running
+            *stops == 0
         });
         let _ = goes_on.await;
     }

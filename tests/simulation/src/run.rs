@@ -89,7 +89,8 @@ struct World {
 struct Process {
     host: Host,
     tasks: Vec<AbortHandle>,
-    client: Option<AnyClient>,
+    /// Its client, once one of its tasks has connected it; the others wait for that.
+    client: Rc<tokio::sync::Mutex<Option<AnyClient>>>,
     is_dead: bool,
     /// How often it has been stopped and does not yet go on.
     stops: u32,
@@ -138,7 +139,7 @@ impl World {
             Process {
                 host,
                 tasks: Vec::new(),
-                client: None,
+                client: Rc::default(),
                 is_dead: false,
                 stops: 0,
             }
@@ -326,30 +327,25 @@ impl World {
 
     /// The client of a process, connected by its first task.
     async fn client(&self, number: usize, setup: &schedule::Client) -> Option<AnyClient> {
+        let host = self.host(number)?;
+        let its = Rc::clone(&self.clients.borrow().get(number)?.client);
+        let mut its = its.lock().await;
+        if let Some(client) = &*its {
+            return Some(client.clone());
+        }
         loop {
-            let dial = {
-                let clients = self.clients.borrow();
-                let process = clients.get(number)?;
-                if let Some(client) = &process.client {
-                    return Some(client.clone());
-                }
-                process.host.dial()
-            };
             let mut settings = rlock_client::Client::builder()
                 .grace(setup.grace)
                 .lease(setup.lease)
                 .response_timeout(setup.response_timeout)
-                .dial(dial);
+                .dial(host.dial());
             if let Some(within) = setup.acknowledged {
                 settings = settings.acknowledged_by(setup.copies, within);
             }
             match self.connect(settings).await {
                 Ok(client) => {
                     self.judge.entries.connected();
-                    let mut clients = self.clients.borrow_mut();
-                    let process = clients.get_mut(number)?;
-                    // Another task may have been quicker.
-                    return Some(process.client.get_or_insert(client).clone());
+                    return Some(its.insert(client).clone());
                 }
                 Err(error) => {
                     self.judge.note(format_args!("client {number}: {error}"));
@@ -477,7 +473,7 @@ impl World {
         if !self.have_connected.get() {
             let clients = self.clients.borrow();
             let mut tasks = self.schedule.tasks.iter();
-            let has = |process: &Process| process.client.is_some();
+            let has = |process: &Process| process.client.try_lock().is_ok_and(|its| its.is_some());
             let all = tasks.all(|task| clients.get(task.client).is_none_or(has));
             self.have_connected.set(all);
         }
@@ -790,7 +786,9 @@ impl World {
             let all = clients.iter_mut().enumerate();
             let living = all.filter(|(_, process)| !process.is_dead);
             living
-                .filter_map(|(number, process)| Some((number, process.client.take()?)))
+                .filter_map(|(number, process)| {
+                    Some((number, process.client.try_lock().ok()?.take()?))
+                })
                 .collect()
         };
         self.judge.note(format_args!("all tasks have ended"));

@@ -256,7 +256,7 @@ impl Inner {
     /// Whether another can copy it. A replica of a replica waits until that is a primary.
     fn has_replicas(&self) -> bool {
         self.count_turn();
-        self.is_up.get() && *self.running.borrow() && !self.is_replica()
+        self.is_up.get() && *self.stops.borrow() == 0 && !self.is_replica()
     }
 
     /// Another begins to copy it: all keys first.

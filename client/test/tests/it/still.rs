@@ -85,6 +85,7 @@ fn a_server_killed_while_it_stood_still_does_nothing_it_was_sent() -> Result<(),
         assert!(sent.is_err(), "it stands still");
         let before = server.stats().commands;
         server.crash(false);
+        server.resume();
         server.restart();
         // No time goes by, so that nobody has connected to it again.
         for _ in 0..100 {
