@@ -360,16 +360,21 @@ impl Context {
         });
         let Some((parts, call)) = entered else { return };
         for Held { hold, slot, .. } in &parts {
-            let is_meant =
-                |event: &&Event| hold.token == event.token && *hold.target.name == *event.name;
-            let early = call.early.iter().map(|(_, event)| event).filter(is_meant);
+            // Those of another life are about another hold, though it may have the same token.
+            let is_meant = |(life, event): &&(i64, Event)| {
+                let is_its_name = *hold.target.name == *event.name;
+                *life == by.confidence.life && hold.token == event.token && is_its_name
+            };
             let mut has_moved = false;
-            for event in early {
+            for (_, event) in call.early.iter().filter(is_meant) {
                 has_moved |= hold.apply(event);
             }
+            // Behind ASK its node is never the home, and a renewal there tells nothing new.
+            let has_left =
+                || !by.asking && !self.router.is_home(&hold.session(), &hold.target.name);
             if has_moved {
                 self.confirm_where_it_is(hold);
-            } else if hold.is_of_former_life() {
+            } else if hold.is_of_former_life() || has_left() {
                 renew::one(self, hold, Aim::Hold);
             }
             match &call.request.kept {

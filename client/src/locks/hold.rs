@@ -71,6 +71,7 @@ impl Hold {
                 or_by: SmallVec::new(),
                 is_unacknowledged: false,
                 is_fixed: false,
+                is_asked_again: false,
             }),
             lost: OnceLock::new(),
             is_gone: AtomicBool::new(false),
@@ -311,6 +312,11 @@ impl Hold {
     pub(super) fn is_fixed(&self) -> bool {
         locked(&self.validity).is_fixed
     }
+
+    /// Sets whether another renewal is asked for behind the one under way. Returns whether one was.
+    pub(super) fn ask_again(&self, is_asked_again: bool) -> bool {
+        std::mem::replace(&mut locked(&self.validity).is_asked_again, is_asked_again)
+    }
 }
 
 impl Tied for Hold {
@@ -343,6 +349,8 @@ struct Validity {
     is_unacknowledged: bool,
     /// Whether a lease that begins anew does not count.
     is_fixed: bool,
+    /// Whether another renewal was asked for since the last one was sent.
+    is_asked_again: bool,
 }
 
 /// The end of a lease, if the server's clock runs like ours, and that of our confidence in it;

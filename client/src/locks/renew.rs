@@ -64,10 +64,18 @@ pub(super) fn all(context: &Arc<Context>, which: impl Fn(&Arc<Hold>) -> bool) {
     }
 }
 
-/// The same for one hold. If a renewal is in flight, its reply renews again where necessary.
+/// The same for one hold. If a renewal is in flight, another follows it: for [`Aim::Hold`] always,
+/// since what is to be confirmed may have come after that one was carried out.
 pub(super) fn one(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) {
-    let is_over = !hold.has_guards() || hold.lost(Instant::now()).is_some();
-    if !is_over && let Ok(turn) = hold.turn().try_lock_owned() {
+    if !hold.has_guards() || hold.lost(Instant::now()).is_some() {
+        return;
+    }
+    // Set before the turn is tried, and looked at after the turn was given back. In any other order
+    // another thread could look too early, while this one finds the turn taken.
+    if aim == Aim::Hold {
+        hold.ask_again(true);
+    }
+    if let Ok(turn) = hold.turn().try_lock_owned() {
         start(context, hold, aim, turn, None, None);
     }
 }
@@ -83,6 +91,7 @@ fn start(
     there: Option<Route>,
 ) {
     let now = Instant::now();
+    hold.ask_again(false);
     let begins_anew = hold.options.renewed || aim == Aim::Anew;
     let length = hold.lease_to_ask(begins_anew, now);
     let is_sent_on = there.is_some();
@@ -207,12 +216,12 @@ impl Renewing {
 
     fn follow_up(&self, context: &Arc<Context>, told: &Result<(), Error>) {
         let (hold, error) = (&self.hold, told.as_ref().err());
-        if error.is_none_or(Error::is_not_acknowledged) {
-            // It is held. The session has begun anew meanwhile, or somebody has begun to listen.
-            let asks = hold.wanted.asks();
-            if hold.is_of_former_life() || asks.is_some() && asks != self.wanted {
-                one(context, hold, Aim::Hold);
-            }
+        let is_held = error.is_none_or(Error::is_not_acknowledged);
+        // The session has begun anew meanwhile, or somebody has begun to listen.
+        let asks = hold.wanted.asks();
+        let has_more = || hold.is_of_former_life() || asks.is_some() && asks != self.wanted;
+        if hold.ask_again(false) || is_held && has_more() {
+            one(context, hold, Aim::Hold);
         }
         let Some(error) = error.filter(|error| !error.is_lost()) else {
             return;

@@ -398,3 +398,67 @@ fn a_hold_that_has_moved_before_it_was_heard_of_is_confirmed_where_it_is() -> Re
         Ok(())
     })
 }
+
+/// The slot of a lock moves while a renewal is in flight that its former node has carried out. The
+/// new node must know whose the hold is, to tell of its loss.
+#[test]
+fn a_hold_that_moves_while_it_is_renewed_is_confirmed_where_it_is() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let (cluster, host) = (network.cluster(&NODES), network.host());
+        let settings = Client::builder().dial(host.dial());
+        let settings = settings.grace(Duration::from_secs(60));
+        let client = settings.connect_cluster(["redis://one"]).await?;
+        let (from, to) = (cluster.node_of("a"), other(&cluster, "a"));
+        let lease = Duration::from_secs(600);
+        let guard = client.lock("a").lease(lease).lock().await?;
+        let answers = host.cut_one(NODES[from], 1, Direction::ToHost);
+        let renews = async { guard.renew().await };
+        let moves = async {
+            sleep(Duration::from_millis(100)).await;
+            assert!(cluster.move_slot("a", to));
+            sleep(Duration::from_millis(100)).await;
+            answers.expect("it is connected").end(true);
+            Ok(())
+        };
+        tokio::try_join!(renews, moves)?;
+        sleep(Duration::from_secs(2)).await;
+        cluster.node(to).delete("a");
+        sleep(Duration::from_secs(1)).await;
+        assert!(guard.is_lost());
+        Ok(())
+    })
+}
+
+/// The client learns that the slot has moved before it hears of the grant, and from another than
+/// its former node, which then stands still. The guard must not count on that.
+#[test]
+fn a_grant_of_a_node_that_its_slot_has_left_is_confirmed_where_it_is() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let (cluster, host) = (network.cluster(&NODES), network.host());
+        let settings = Client::builder().dial(host.dial());
+        let settings = settings.grace(Duration::from_secs(60));
+        let client = settings.connect_cluster(["redis://one"]).await?;
+        let (from, to) = (cluster.node_of("a"), other(&cluster, "a"));
+        for name in ["a", "b"] {
+            client.lock(name).lock().await?.unlock().await?;
+        }
+        assert_ne!(cluster.node_of("b"), from);
+        let answers = host.cut_one(NODES[from], 1, Direction::ToHost);
+        let _events = host.cut_one(NODES[from], 0, Direction::ToHost);
+        let lock = client.lock("a").lease(Duration::from_secs(600));
+        let call = spawn_local(async move { lock.lock().await });
+        sleep(Duration::from_millis(100)).await;
+        assert_eq!(cluster.node(from).holders("a").len(), 1);
+        assert!(cluster.move_slot("a", to));
+        assert!(cluster.move_slot("b", from));
+        let told = timeout(Duration::from_millis(100), client.lock("b").try_lock()).await;
+        assert!(told.is_err(), "the answer of the former node does not come");
+        sleep(Duration::from_millis(400)).await;
+        answers.expect("it is connected").end(true);
+        cluster.node(from).pause();
+        let guard = call.await.expect("it ends")?;
+        sleep(Duration::from_secs(300)).await;
+        assert!(!guard.is_lost());
+        Ok(())
+    })
+}

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rlock_client::{Client, ClientBuilder, Error, LostReason};
 use rlock_test::{Direction, Network, Sentinel, Server};
+use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
 
 const WITHIN: Duration = Duration::from_millis(200);
@@ -229,5 +230,41 @@ fn each_of_two_replicas_acknowledges_for_itself() -> Result<(), Error> {
         by_both.lock("b").lock().await?.unlock().await?;
         guard.unlock().await?;
         other.unlock().await
+    })
+}
+
+/// An operator ends a hold whose grant has not been heard of, and a failover loses that. At the new
+/// primary the call has the same hold, with the same token.
+#[test]
+fn a_loss_that_a_failover_has_lost_ends_no_guard() -> Result<(), Error> {
+    rlock_test::run(5, async |network| {
+        let (primary, replica) = pair(&network);
+        let sentinels = sentinels(&network);
+        let host = network.host();
+        let settings = Client::builder().dial(host.dial());
+        let client = behind_sentinels(settings.grace(Duration::from_secs(20))).await?;
+        client.lock("a").lock().await?.unlock().await?;
+        sleep(Duration::from_secs(2)).await;
+        let answers = host.cut_one("one:6379", 1, Direction::ToHost);
+        let lock = client.lock("a");
+        let call = spawn_local(async move { lock.lock().await });
+        sleep(Duration::from_millis(100)).await;
+        let holders = replica.holders("a");
+        assert_eq!(holders.len(), 1, "its grant is copied");
+        replica.cut_replication();
+        primary.break_lock("a");
+        sleep(Duration::from_millis(100)).await;
+        replica.promote();
+        for sentinel in &sentinels {
+            sentinel.set_primary("two:6379");
+        }
+        answers.expect("it is connected").end(false);
+        let guard = call.await.expect("it ends")?;
+        assert_eq!(replica.holders("a"), holders);
+        sleep(Duration::from_secs(1)).await;
+        assert!(!guard.is_lost());
+        guard.unlock().await?;
+        assert!(replica.holders("a").is_empty());
+        Ok(())
     })
 }
