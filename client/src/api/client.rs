@@ -167,8 +167,7 @@ impl Client {
     /// # }
     /// ```
     pub async fn shutdown(&self) {
-        self.context.keep_none();
-        self.context.background.shut_down().await;
+        self.context.shut_down().await;
     }
 }
 

@@ -45,9 +45,6 @@ fn check(context: &Context, request: &Request) -> Result<(), Error> {
     if !request.owner.is_of(&context.id) {
         return Err(Error::refused("the owner belongs to another client"));
     }
-    if context.background.closing.is_cancelled() {
-        return Err(Error::shut_down());
-    }
     let first = request.names.first().map_or(&[][..], |name| name);
     context.node_with_room(first).map(drop)
 }

@@ -84,6 +84,8 @@ enum Step {
     Release(SlotId, Arc<Hold>),
     /// This must be confirmed first.
     Confirm(Arc<Hold>),
+    /// The client shuts down.
+    End,
 }
 
 impl Caller {
@@ -164,6 +166,7 @@ impl Caller {
                     return helds;
                 }
                 Step::Wait(outlook) => self.wait(outlook).await?,
+                Step::End => return Err(Error::shut_down()),
                 Step::Release(slot, hold) => self.context.send_release(&hold, slot, None),
                 Step::Confirm(hold) => match renew::ask(&self.context, &hold, Aim::Hold).await {
                     Err(error) if !error.is_lost() => return Err(error),
@@ -216,6 +219,9 @@ impl Caller {
     fn step(&mut self) -> Step {
         let (context, now) = (Arc::clone(&self.context), Instant::now());
         context.table.with(|state| {
+            if context.background.closing.is_cancelled() {
+                return Step::End;
+            }
             if let Some(step) = self.is_not_yet(state, now) {
                 // It is the first there when it has found nobody before it.
                 let line_up = || state.line_up(&self.slots, self.deadline);

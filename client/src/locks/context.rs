@@ -106,6 +106,21 @@ impl Context {
         trouble.unwrap_or_else(|| Error::unavailable(otherwise))
     }
 
+    /// Ends pending calls, and waits for all that is under way. Calls that wait are ended here:
+    /// their callers may not be polled meanwhile.
+    pub(crate) async fn shut_down(self: &Arc<Self>) {
+        self.keep_none();
+        // In one step: each call has begun before, and is ended or waited for, or begins no more.
+        let waiting = self.table.with(|state| {
+            self.background.closing.cancel();
+            state.end_calls(|call| call.request.wait_mode.waits())
+        });
+        for call in waiting {
+            let _ = self.undo(call).send(Err(Error::shut_down()));
+        }
+        self.background.shut_down().await;
+    }
+
     /// The node that serves the name, unless too many commands wait there.
     pub(super) fn node_with_room(&self, name: &[u8]) -> Result<Arc<Node>, Error> {
         let node = self.router.home(name);

@@ -56,12 +56,7 @@ impl Listener for Context {
             let ends = trouble.is_final() || is_pausing && call.since.elapsed() >= timeout;
             Arc::ptr_eq(&call.session, session) && ends
         };
-        let ended: Vec<Call> = this.table.with(|state| {
-            let those = state.calls.iter().filter(|(_, call)| ends(call));
-            let those: Vec<CallId> = those.map(|(id, _)| *id).collect();
-            let ended = those.iter().filter_map(|id| state.calls.remove(id));
-            ended.collect()
-        });
+        let ended = this.table.with(|state| state.end_calls(ends));
         for call in ended {
             // An earlier copy may have been carried out.
             let _ = this.undo(call).send(Err(trouble.clone()));

@@ -98,7 +98,7 @@ impl Held {
             let left = place.is_some().then(|| state.pass_turn(slot)).flatten();
             // If nothing is sent since another thread has heard of a loss, that is told.
             let gone = left.is_none().then(|| hold.lost(Instant::now()));
-            (left, gone.flatten(), state.idle.len() > state.kept_max)
+            (left, gone.flatten(), state.are_many_idle())
         });
         if are_many {
             self.context.make_room();
@@ -129,8 +129,14 @@ impl Context {
         slot: SlotId,
         work: impl FnOnce(&mut State) -> Option<Arc<Hold>>,
     ) {
-        if let Some(left) = self.table.with(work) {
+        let (left, are_many) = self
+            .table
+            .with(|state| (work(state), state.are_many_idle()));
+        if let Some(left) = left {
             self.send_release(&left, slot, None);
+        }
+        if are_many {
+            self.make_room();
         }
     }
 

@@ -57,6 +57,11 @@ impl Held {
 }
 
 impl State {
+    /// Whether more locks are idle than may be kept.
+    pub(super) fn are_many_idle(&self) -> bool {
+        self.idle.len() > self.kept_max
+    }
+
     /// Takes a kept lock out for its release, which nobody uses or which is lost.
     fn ends_idle(&mut self, id: SlotId) -> Option<Arc<Hold>> {
         let hold = self.release_first(id);
@@ -85,7 +90,7 @@ impl Context {
     pub(super) fn make_room(self: &Arc<Self>) {
         let next = |state: &mut State| {
             let oldest = state.idle.first_key_value().map(|(_, slot)| *slot);
-            let slot = oldest.filter(|_| state.idle.len() > state.kept_max)?;
+            let slot = oldest.filter(|_| state.are_many_idle())?;
             Some((state.ends_idle(slot), slot))
         };
         while let Some((hold, slot)) = self.table.with(next) {

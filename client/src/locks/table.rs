@@ -385,6 +385,8 @@ impl State {
         let (number, now) = (self.number(), Instant::now());
         let slot = self.slots.get_mut(id)?;
         slot.turn = None;
+        // A caller may have stood in line at one that is idle, and leave it.
+        slot.place.take().and_then(|place| self.idle.remove(&place));
         let hold = slot.hold.as_ref();
         if hold.is_some_and(|hold| !slot.stays(hold, now)) {
             let out = self.release_first(id);
@@ -399,7 +401,6 @@ impl State {
             let slot = self.slots.remove(id);
             self.ids.remove(&slot.key);
             slot.kept.and_then(|kept| self.kept.remove(&kept));
-            slot.place.and_then(|place| self.idle.remove(&place));
         } else if slot.kept.is_some() {
             let place = (now, number);
             slot.place = Some(place);
@@ -422,6 +423,15 @@ impl State {
         }
         self.calls.insert(id, call);
         id
+    }
+
+    /// Takes out the calls that match. They are to be undone.
+    #[must_use = "they are to be undone"]
+    pub(super) fn end_calls(&mut self, which: impl Fn(&Call) -> bool) -> Vec<Call> {
+        let those = self.calls.iter().filter(|(_, call)| which(call));
+        let those: Vec<CallId> = those.map(|(id, _)| *id).collect();
+        let ended = those.iter().filter_map(|id| self.calls.remove(id));
+        ended.collect()
     }
 
     /// The call whose turn it is.

@@ -2,10 +2,12 @@
 
 use std::cell::Cell;
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use rlock_client::test_util::{Dial, Stream};
+use rlock_client::{Client, Error};
 use rlock_test::{Direction, Host, Network};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::{spawn_local, yield_now};
@@ -86,4 +88,56 @@ fn a_write_on_a_connection_that_has_ended_fails_at_once() {
         assert!(stream.write_all(b"PING\r\n").await.is_err());
         assert!(hears(&mut stream).await);
     });
+}
+
+/// Its caller awaits the shutdown, and does not poll the call meanwhile.
+#[test]
+fn a_shutdown_ends_a_call_that_nobody_polls() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let server = network.server("locks:6379");
+        let host = network.host();
+        let client = Client::builder().dial(host.dial());
+        let client = client.connect("redis://locks:6379").await?;
+        let held = client.lock("orders").lock().await?;
+        let lock = client.lock("orders");
+        let mut call = pin!(lock.lock());
+        let begun = timeout(Duration::from_secs(1), &mut call).await;
+        assert!(begun.is_err(), "another has it");
+        let ended = timeout(Duration::from_secs(1), client.shutdown()).await;
+        assert!(ended.is_ok(), "it waits for a call that waits");
+        assert_eq!(server.contents().waiters, 0);
+        assert!(call.await.is_err_and(|error| error.is_unavailable()));
+        held.unlock().await
+    })
+}
+
+/// It waits for its turn behind a call of its owner, and begins when that has ended. Then the
+/// shutdown waits for nothing more.
+#[test]
+fn a_call_in_line_does_not_begin_behind_a_shutdown() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let server = network.server("locks:6379");
+        let host = network.host();
+        let client = Client::builder().dial(host.dial());
+        let client = client.connect("redis://locks:6379").await?;
+        let _held = client.lock("orders").lock().await?;
+        host.set_latency(Duration::from_millis(10));
+        let lock = client.scope().lock("orders");
+        let tries = [lock.clone(), lock]
+            .map(|lock| spawn_local(async move { lock.try_lock().await.map(drop) }));
+        sleep(Duration::from_millis(1)).await;
+        let asked = Rc::new(Cell::new(0));
+        let counted = Rc::clone(&asked);
+        server
+            .observe(move |line| counted.set(counted.get() + u32::from(line.contains("ACQUIRE"))));
+        client.shutdown().await;
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(asked.get(), 1, "the second has asked");
+        let [first, second] = tries;
+        let first = first.await.expect("it ends");
+        assert!(first.is_err_and(|error| error.is_not_acquired()));
+        let second = second.await.expect("it ends");
+        assert!(second.is_err_and(|error| error.is_unavailable()));
+        Ok(())
+    })
 }
