@@ -110,7 +110,7 @@ impl Context {
                 call.early.clear();
             }
             call.session = Arc::clone(&node.session);
-            call.asking = asking;
+            (call.asking, call.has_moved) = (asking, false);
             let request = self.request_of(id, call, &node);
             node.link.hand_over(request.asking(asking))
         });
@@ -362,16 +362,13 @@ impl Context {
                 let is_its_name = *hold.target.name == *event.name;
                 *life == by.confidence.life && hold.token == event.token && is_its_name
             };
-            let mut has_moved = false;
+            let mut has_moved = call.has_moved;
             for (_, event) in call.early.iter().filter(is_meant) {
                 has_moved |= hold.apply(event);
             }
-            // Behind ASK its node is never the home, and a renewal there tells nothing new.
-            let has_left =
-                || !by.asking && !self.router.is_home(&hold.session(), &hold.target.name);
             if has_moved {
                 self.confirm_where_it_is(hold);
-            } else if hold.is_of_former_life() || has_left() {
+            } else if hold.is_of_former_life() {
                 renew::one(self, hold, Aim::Hold);
             }
             match &call.request.kept {

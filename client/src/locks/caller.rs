@@ -254,6 +254,7 @@ impl Caller {
                 asked: 0,
                 session,
                 asking: false,
+                has_moved: false,
                 early: Vec::new(),
                 reply,
                 pending: context.background.pending.token(),

@@ -109,7 +109,6 @@ impl Context {
     /// Ends pending calls, and waits for all that is under way. Calls that wait are ended here:
     /// their callers may not be polled meanwhile.
     pub(crate) async fn shut_down(self: &Arc<Self>) {
-        self.keep_none();
         // In one step: each call has begun before, and is ended or waited for, or begins no more.
         let waiting = self.table.with(|state| {
             self.background.closing.cancel();
@@ -118,6 +117,7 @@ impl Context {
         for call in waiting {
             let _ = self.undo(call).send(Err(Error::shut_down()));
         }
+        self.keep_none();
         self.background.shut_down().await;
     }
 

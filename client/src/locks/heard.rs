@@ -98,18 +98,25 @@ impl Listener for Context {
     fn moved(self: Arc<Self>, slots: &BTreeSet<u16>) {
         let has_moved = |name: &[u8]| slots.contains(&slot_of(name));
         let is_left = |session: &Session| session.is_retired();
+        let is_elsewhere = |call: &Call| {
+            let first = call.slots.first().map(|(name, _)| name);
+            first.is_some_and(|name| has_moved(name) && !self.router.is_home(&call.session, name))
+        };
+        // The calls before the holds: one that becomes a hold in between must not be missed.
+        self.table.with(|state| {
+            let calls = state.calls.values_mut();
+            calls.for_each(|call| call.has_moved |= is_elsewhere(call));
+        });
         renew::all(&self, |hold| {
             has_moved(&hold.target.name) || is_left(&hold.session())
         });
         // A node that no longer serves a lock tells its waiters so, unless the node is gone.
         self.ask_all(|call| {
-            let is_elsewhere = |(name, _): &(Arc<[u8]>, _)| {
-                has_moved(name) && !self.router.is_home(&call.session, name)
-            };
             match call.phase {
-                // One that pauses goes on by itself, or is about to end.
+                // One that pauses goes on by itself, or is about to end. A grant that is under way
+                // is confirmed where the lock is.
                 Phase::Asking | Phase::Pausing => false,
-                Phase::Waiting { .. } if call.slots.first().is_some_and(is_elsewhere) => true,
+                Phase::Waiting { .. } if call.has_moved => true,
                 // Its session never answers again, so it asks at the new node.
                 Phase::Waiting { .. } | Phase::Refused => is_left(&call.session),
             }

@@ -62,6 +62,19 @@ impl State {
         self.idle.len() > self.kept_max
     }
 
+    /// Keeps no lock from now on. Those that nobody uses are taken out for their release, also where
+    /// callers stand in line.
+    #[must_use = "they are to be released"]
+    pub(super) fn keep_none(&mut self) -> Vec<(Arc<Hold>, SlotId)> {
+        self.keeps_none = true;
+        let kept: Vec<SlotId> = self.kept.values().copied().collect();
+        let ends = |id| {
+            self.at(id).filter(|slot| slot.turn.is_none())?;
+            Some((self.ends_idle(id)?, id))
+        };
+        kept.into_iter().filter_map(ends).collect()
+    }
+
     /// Takes a kept lock out for its release, which nobody uses or which is lost.
     fn ends_idle(&mut self, id: SlotId) -> Option<Arc<Hold>> {
         let hold = self.release_first(id);
@@ -73,9 +86,10 @@ impl Context {
     /// The lock that is kept on these terms, if it is idle. No I/O, and nothing to wait for.
     pub(crate) fn take_idle(self: &Arc<Self>, key: &KeptKey) -> Option<Held> {
         self.table.with(|state| {
+            let keeps_none = state.keeps_none;
             let id = *state.kept.get(key)?;
             let slot = state.at(id)?;
-            let is_idle = slot.turn.is_none() && !slot.has_line();
+            let is_idle = slot.turn.is_none() && !slot.has_line() && !keeps_none;
             let hold = slot.hold.as_ref();
             let hold = hold.filter(|hold| is_idle && is_fit(hold, Instant::now()));
             let hold = Arc::clone(hold?);
@@ -100,10 +114,11 @@ impl Context {
         }
     }
 
-    /// Gives back all idle locks, and keeps none from now on.
+    /// Gives back all locks that nobody uses, and keeps none from now on.
     pub(crate) fn keep_none(self: &Arc<Self>) {
-        self.table.with(|state| state.kept_max = 0);
-        self.make_room();
+        for (hold, slot) in self.table.with(State::keep_none) {
+            self.send_release(&hold, slot, None);
+        }
     }
 
     /// When to look again at a kept hold; never, if it is kept no more. It goes back, if another

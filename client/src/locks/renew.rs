@@ -14,7 +14,7 @@ use crate::locks::{Context, Hold};
 use crate::topology::Route;
 use crate::wire::reply::{read_by, read_renewed};
 use crate::wire::{Manner, Outcome, Request, Sending, Tied, request};
-use crate::{Backoff, metrics};
+use crate::{Backoff, TIMEOUT_MAX, metrics};
 
 /// The purpose of a renewal. It matters only with [`Acknowledger`]; without one, `Hold` and `Lease`
 /// are the same.
@@ -36,7 +36,10 @@ pub(crate) async fn ask(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) -> R
     let (since, mut pauses) = (Instant::now(), Backoff::new());
     let limit = context.router.response_timeout;
     loop {
-        let turn = timeout(limit, hold.turn().lock_owned()).await;
+        // It does not stand in line: the turn could be given to a task that is never polled again.
+        let later = || since.checked_add(TIMEOUT_MAX).unwrap_or(since);
+        let free = || hold.turn().try_lock_owned().map_err(|_| later());
+        let turn = timeout(limit, hold.until(free)).await;
         let busy = |_| context.trouble_or("an earlier renewal is not answered");
         let (report, outcome) = oneshot::channel();
         start(context, hold, aim, turn.map_err(busy)?, Some(report), None);

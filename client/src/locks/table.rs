@@ -70,6 +70,8 @@ pub(super) struct State {
     pub(super) idle: BTreeMap<Place, SlotId>,
     /// The largest number of idle locks.
     pub(super) kept_max: usize,
+    /// Whether no lock is kept any more: nobody can take it.
+    pub(super) keeps_none: bool,
     /// Calls or renewals were refused for want of a session. They ask again when one answers.
     pub(super) has_refused: bool,
     numbers: u64,
@@ -138,6 +140,8 @@ pub(super) struct Call {
     pub(super) session: Arc<Session>,
     /// Whether that was behind an `ASKING`.
     pub(super) asking: bool,
+    /// Whether its slot has moved to another node since.
+    pub(super) has_moved: bool,
     /// Events that came before the answer, each with the life of the session that told it.
     pub(super) early: Vec<(i64, Event)>,
     pub(super) reply: oneshot::Sender<Result<Helds, Error>>,
@@ -384,11 +388,12 @@ impl State {
     pub(super) fn pass_turn(&mut self, id: SlotId) -> Option<Arc<Hold>> {
         let (number, now) = (self.number(), Instant::now());
         let slot = self.slots.get_mut(id)?;
+        let goes_back = self.keeps_none && slot.kept.is_some();
         slot.turn = None;
         // A caller may have stood in line at one that is idle, and leave it.
         slot.place.take().and_then(|place| self.idle.remove(&place));
         let hold = slot.hold.as_ref();
-        if hold.is_some_and(|hold| !slot.stays(hold, now)) {
+        if hold.is_some_and(|hold| goes_back || !slot.stays(hold, now)) {
             let out = self.release_first(id);
             if out.is_some() {
                 return out;

@@ -1,5 +1,6 @@
 //! Calls of one owner that wait for each other in the client.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use rlock_client::{Client, Error};
@@ -143,4 +144,24 @@ fn a_try_behind_one_that_waits_for_another_lock_ends_in_time() -> Result<(), Err
         })?;
     }
     Ok(())
+}
+
+/// It waits for an earlier renewal to be answered, and is not polled again. The watchdog goes on.
+#[test]
+fn a_renewal_that_nobody_polls_keeps_no_turn() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let _server = network.server("one:6379");
+        let host = network.host();
+        let client = Client::builder().dial(host.dial());
+        let client = client.connect("redis://one").await?;
+        let guard = client.lock("a").lock().await?;
+        let answers = host.cut_one("one:6379", 1, Direction::ToHost);
+        let (mut first, mut second) = (pin!(guard.renew()), pin!(guard.renew()));
+        assert!(timeout(SECOND, &mut first).await.is_err());
+        assert!(timeout(SECOND / 10, &mut second).await.is_err());
+        answers.expect("it is connected").end(true);
+        sleep(SECOND * 100).await;
+        assert!(!guard.is_lost());
+        Ok(())
+    })
 }
