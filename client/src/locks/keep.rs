@@ -62,8 +62,8 @@ impl State {
         self.idle.len() > self.kept_max
     }
 
-    /// Keeps no lock from now on. Those that nobody uses are taken out for their release, also where
-    /// callers stand in line.
+    /// Keeps no lock from now on. Those that nobody uses are taken out for their release, though
+    /// callers may stand in line.
     #[must_use = "they are to be released"]
     pub(super) fn keep_none(&mut self) -> Vec<(Arc<Hold>, SlotId)> {
         self.keeps_none = true;
