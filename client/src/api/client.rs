@@ -145,7 +145,7 @@ impl Client {
     }
 
     /// Ends pending calls and waits until the server knows: calls of `lock()` that still wait leave
-    /// the queue with an error, and the holds of dropped guards are given back.
+    /// the queue with an error, polled or not, and the holds of dropped guards are given back.
     ///
     /// Guards that are still alive stay valid and are renewed until they are dropped. Later calls
     /// for a lock fail as "unavailable". This waits for a server that does not answer no longer

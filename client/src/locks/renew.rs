@@ -67,8 +67,8 @@ pub(super) fn all(context: &Arc<Context>, which: impl Fn(&Arc<Hold>) -> bool) {
     }
 }
 
-/// The same for one hold. If a renewal is in flight, another follows it: for [`Aim::Hold`] always,
-/// since what is to be confirmed may have come after that one was carried out.
+/// The same for one hold. If a renewal is in flight, another follows its answer where necessary;
+/// for [`Aim::Hold`] always: the server may have carried out the first before the slot moved.
 pub(super) fn one(context: &Arc<Context>, hold: &Arc<Hold>, aim: Aim) {
     if !hold.has_guards() || hold.lost(Instant::now()).is_some() {
         return;

@@ -430,7 +430,7 @@ impl State {
         id
     }
 
-    /// Takes out the calls that match. They are to be undone.
+    /// Takes the calls that match out of the table, for `Context::undo`.
     #[must_use = "they are to be undone"]
     pub(super) fn end_calls(&mut self, which: impl Fn(&Call) -> bool) -> Vec<Call> {
         let those = self.calls.iter().filter(|(_, call)| which(call));
