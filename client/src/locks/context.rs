@@ -110,14 +110,15 @@ impl Context {
     /// their callers may not be polled meanwhile.
     pub(crate) async fn shut_down(self: &Arc<Self>) {
         // In one step: each call has begun before, and is ended or waited for, or begins no more.
-        let waiting = self.table.with(|state| {
+        let (waiting, kept) = self.table.with(|state| {
             self.background.closing.cancel();
-            state.end_calls(|call| call.request.wait_mode.waits())
+            let waiting = state.end_calls(|call| call.request.wait_mode.waits());
+            (waiting, state.keep_none())
         });
         for call in waiting {
             let _ = self.undo(call).send(Err(Error::shut_down()));
         }
-        self.keep_none();
+        self.release_all(kept);
         self.background.shut_down().await;
     }
 

@@ -140,6 +140,13 @@ impl Context {
         }
     }
 
+    /// Gives holds back, whose releases have the turns.
+    pub(super) fn release_all(self: &Arc<Self>, left: Vec<(Arc<Hold>, SlotId)>) {
+        for (hold, slot) in left {
+            self.send_release(&hold, slot, None);
+        }
+    }
+
     /// Gives a hold back, whose release has the turn.
     pub(super) fn send_release(self: &Arc<Self>, hold: &Hold, slot: SlotId, report: Report) {
         // Ends the task that watches a kept lock.

@@ -116,9 +116,8 @@ impl Context {
 
     /// Gives back all locks that nobody uses, and keeps none from now on.
     pub(crate) fn keep_none(self: &Arc<Self>) {
-        for (hold, slot) in self.table.with(State::keep_none) {
-            self.send_release(&hold, slot, None);
-        }
+        let kept = self.table.with(State::keep_none);
+        self.release_all(kept);
     }
 
     /// When to look again at a kept hold; never, if it is kept no more. It goes back, if another
