@@ -264,7 +264,7 @@ impl<M> Guard<M> {
         &self.helds[0]
     }
 
-    fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<Context> {
         &self.held().context
     }
 

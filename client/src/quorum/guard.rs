@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use crate::api::Guard;
-use crate::locks::lost;
+use crate::locks::{Aim, Context, Hold, lost, renew};
 use crate::quorum::{Parts, QuorumError, QuorumLock, Round};
 use crate::{ErrorKind, locked, task};
 
@@ -33,7 +33,8 @@ use crate::{ErrorKind, locked, task};
 ///
 /// A lock that was given no lease is renewed on each server by itself. Where it is not held (the
 /// server was down or slow, has restarted, was out of touch) it is taken again within a second or
-/// so, as long as a majority is held all the while; but not where an operator broke or deleted it.
+/// so, as long as a majority is held all the while; but not where an operator broke or deleted it,
+/// unless word of that came late or was lost.
 ///
 /// Like any guard it cannot stop a write that is under way: see [`tokens`](Self::tokens).
 #[must_use = "dropped, as by `let _ =`, it gives the lock back at once: give it a name"]
@@ -182,6 +183,8 @@ impl QuorumGuard {
                 parts.listen(&refused)
             };
             let Some((server, told)) = listening.next().await else {
+                // The last of them may have ended just before it was to be asked.
+                locked(&self.parts).still_held()?;
                 let (core, what) = (&self.lock.core, "could be asked to tell");
                 return Err(core.error(ErrorKind::Refused, what, refused));
             };
@@ -239,12 +242,12 @@ impl QuorumGuard {
         if self.lock.lease.is_some() {
             locked(parts).take_again(&mut round);
         }
-        let renew = async |guard: Option<Arc<Guard>>| {
-            let guard = guard?;
-            let error = core.in_time(guard.renew()).await.err()?;
-            Some((guard, error))
+        let renew = async |held: Option<(Arc<Context>, Arc<Hold>)>| {
+            let (context, hold) = held?;
+            let renewed = core.in_time(renew::ask(&context, &hold, Aim::Anew)).await;
+            Some((hold, renewed.err()?))
         };
-        let renewing = join_all(locked(parts).live().map(|guard| renew(guard.cloned())));
+        let renewing = join_all(locked(parts).holds().map(renew));
         let joining = async {
             while let Some((server, answer)) = round.next().await {
                 locked(parts).join_late(server, answer);
@@ -333,13 +336,17 @@ impl fmt::Debug for QuorumGuard {
 /// them is lost.
 async fn until_lost(parts: &Mutex<Parts>) -> QuorumError {
     loop {
-        if let Err(lost) = locked(parts).still_held() {
-            return lost;
+        let holds: Vec<_> = {
+            let mut parts = locked(parts);
+            if let Err(lost) = parts.still_held() {
+                return lost;
+            }
+            parts.holds().flatten().map(|(_, hold)| hold).collect()
+        };
+        // All of them may have ended between these two looks.
+        if !holds.is_empty() {
+            lost(holds.iter()).await;
         }
-        // Not the guards: a clone of a guard would delay its release when it is lost.
-        let hold = |guard: &Arc<Guard>| Arc::clone(guard.hold());
-        let holds: Vec<_> = locked(parts).live().flatten().map(hold).collect();
-        lost(holds.iter()).await;
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::api::setters;
 use crate::quorum::{Parts, QuorumError, QuorumGuard, QuorumLock, Round};
-use crate::{Backoff, ErrorKind};
+use crate::{Backoff, Error, ErrorKind};
 
 impl QuorumLock {
     /// The name: the key under which the servers keep the lock.
@@ -153,7 +153,13 @@ impl QuorumLock {
             let unasked = unasked_since.is_some_and(|since| since.elapsed() >= unasked_max);
             let now = Instant::now();
             let left = deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(now));
-            if unasked || left.is_zero() || self.core.background.closing.is_cancelled() {
+            if self.core.background.closing.is_cancelled() {
+                let answers = vec![Some(Error::shut_down()); self.core.members.len()];
+                return Err(self
+                    .core
+                    .error(ErrorKind::Unavailable, "were asked", answers));
+            }
+            if unasked || left.is_zero() {
                 return tried;
             }
             // Random, because two clients that took half of the servers each would otherwise do so

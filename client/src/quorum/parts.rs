@@ -1,6 +1,8 @@
 //! The grant or the refusal of each server, and whether the grants make a majority.
 
+use std::iter;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
@@ -8,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::LostReason::{Broken, Deleted, MaxHold};
 use crate::api::{Client, Guard};
+use crate::locks::{Context, Hold, wanted};
 use crate::quorum::{Answers, QuorumError, QuorumLock, Round, refusal, validity};
 use crate::{Error, ErrorKind, TIMEOUT_MAX};
 
@@ -25,7 +28,9 @@ struct Part {
     client: Client,
     /// Or why the server granted nothing, or why its grant was released. `None`: the grant was
     /// released because the other grants were too few.
-    held: Result<Arc<Guard>, Option<Error>>,
+    held: Result<Guard, Option<Error>>,
+    /// How often it has heard that the lock is wanted there.
+    heard: Arc<AtomicU64>,
     /// The token of the first grant.
     token: Option<u64>,
     /// Whether the server has yet to answer the last request.
@@ -41,13 +46,13 @@ impl Part {
         }
     }
 
-    fn live(&self) -> Option<&Arc<Guard>> {
+    fn live(&self) -> Option<&Guard> {
         self.held.as_ref().ok().filter(|guard| !guard.is_lost())
     }
 
     fn valid_for(&self) -> Duration {
         let held = self.held.as_ref();
-        held.map_or(Duration::ZERO, |guard| guard.valid_for())
+        held.map_or(Duration::ZERO, Guard::valid_for)
     }
 
     /// Releases a hold that is lost by our clock: the server may still keep it.
@@ -71,6 +76,7 @@ impl Parts {
         let part = |client: &Client| Part {
             client: client.clone(),
             held: Err(Some(Error::too_slow(lock.core.server_timeout))),
+            heard: Arc::default(),
             token: None,
             is_asked: false,
         };
@@ -129,7 +135,8 @@ impl Parts {
         match answer {
             Ok(guard) if part.live().is_none() => {
                 part.token.get_or_insert(guard.token());
-                part.held = Ok(Arc::new(guard));
+                part.held = Ok(guard);
+                part.heard = Arc::default();
             }
             Err(error) if part.held.is_err() => part.held = Err(Some(error)),
             _ => {}
@@ -143,7 +150,7 @@ impl Parts {
     fn only_vote(&self, guard: Guard) -> Result<Guard, Error> {
         let server = |guard: &Guard| guard.hold().session().server();
         let granted_by = server(&guard);
-        let by = |held: &Arc<Guard>| granted_by.is_some() && server(held) == granted_by;
+        let by = |held: &Guard| granted_by.is_some() && server(held) == granted_by;
         let twin = self.servers.iter().find(|part| part.live().is_some_and(by));
         let Some(twin) = twin else { return Ok(guard) };
         let twin = format!(
@@ -217,8 +224,15 @@ impl Parts {
     }
 
     /// Each server's guard, if it still counts.
-    pub(crate) fn live(&self) -> impl Iterator<Item = Option<&Arc<Guard>>> {
+    pub(crate) fn live(&self) -> impl Iterator<Item = Option<&Guard>> {
         self.servers.iter().map(Part::live)
+    }
+
+    /// Each server's hold, if it still counts. No guards: one that somebody else had a part in
+    /// would not be released when the lock is lost.
+    pub(crate) fn holds(&self) -> impl Iterator<Item = Option<(Arc<Context>, Arc<Hold>)>> {
+        let share = |guard: &Guard| (Arc::clone(guard.context()), Arc::clone(guard.hold()));
+        self.live().map(move |guard| guard.map(share))
     }
 
     /// Listens at each server whether the lock is wanted, except at the servers that refused to
@@ -227,26 +241,29 @@ impl Parts {
         &self,
         refused: &Answers,
     ) -> FuturesUnordered<impl Future<Output = (usize, Result<(), Error>)> + use<>> {
-        let parts = self.servers.iter().zip(refused).enumerate();
-        let listening = parts.filter_map(|(server, (part, refused))| {
-            let guard = Arc::clone(part.live().filter(|_| refused.is_none())?);
-            Some(async move { (server, guard.wanted().await) })
-        });
+        let parts = self.servers.iter().zip(self.holds()).zip(refused);
+        let listening = parts
+            .enumerate()
+            .filter_map(|(server, ((part, held), refused))| {
+                let (context, hold) = held.filter(|_| refused.is_none())?;
+                let heard = Arc::clone(&part.heard);
+                Some(async move { (server, wanted(&context, iter::once(&hold), &heard).await) })
+            });
         listening.collect()
     }
 
-    /// Each server's answer to a renewal, given the guards whose renewal failed.
+    /// Each server's answer to a renewal, given the holds whose renewal failed.
     ///
     /// A hold that was renewed and then lost, for example to an operator, counts as lost. A server
     /// that was slower than the majority of `lock()` and grants it only now counts as renewed:
     /// otherwise one silent server of that majority would put the renewal in doubt.
-    pub(crate) fn renewed(&self, failed: Vec<Option<(Arc<Guard>, Error)>>) -> Answers {
-        let answer = |(part, failed): (&Part, _)| match failed {
+    pub(crate) fn renewed(&self, failed: Vec<Option<(Arc<Hold>, Error)>>) -> Answers {
+        let answer = |(part, failed): (&Part, Option<(Arc<Hold>, Error)>)| {
+            let live = part.live();
             // Unless it has been granted anew.
-            Some((guard, error)) if part.live().is_none_or(|live| Arc::ptr_eq(live, &guard)) => {
-                Some(error)
-            }
-            _ => part.trouble(),
+            let failed =
+                failed.filter(|(hold, _)| live.is_none_or(|guard| Arc::ptr_eq(guard.hold(), hold)));
+            failed.map_or_else(|| part.trouble(), |(_, error)| Some(error))
         };
         self.servers.iter().zip(failed).map(answer).collect()
     }
@@ -267,10 +284,8 @@ impl Parts {
         self.still_held()?;
         let parts = self.servers.iter_mut().enumerate();
         let guards = parts.filter_map(|(server, part)| {
-            // Only renew() and wanted() clone a guard, and they borrow the quorum guard that ends
-            // here. So there is no other clone.
             let held = std::mem::replace(&mut part.held, Err(None));
-            Some((server, Arc::into_inner(held.ok()?)?))
+            Some((server, held.ok()?))
         });
         Ok(guards.collect())
     }
