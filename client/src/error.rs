@@ -127,8 +127,9 @@ impl Error {
     /// The time that was left of the present holder's lease when the server answered "not
     /// acquired".
     ///
-    /// Zero: free at that instant, but promised to a waiter. `None`: the key has no expiry,
-    /// or this is an error of another kind.
+    /// Zero: free at that instant, but promised to a waiter. `None`: the key has no expiry, or the
+    /// server was not asked because another call of the same owner waits for the lock already, or
+    /// this is an error of another kind.
     pub fn lease_left(&self) -> Option<Duration> {
         self.lease_left
     }
@@ -180,6 +181,11 @@ impl Error {
     /// not asked whose connection is known to be broken.
     pub(crate) fn not_attached() -> Self {
         Self::unavailable("its connection is broken")
+    }
+
+    /// The server of the commands does not know the session that another has begun.
+    pub(crate) fn two_servers() -> Self {
+        Self::unavailable("its address leads to one server for events, and to another for commands")
     }
 
     /// One of several servers did not answer within the time that it is given.

@@ -9,7 +9,9 @@ use rlock_tests::{Proxy, Server, until};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::client::{calls, calm, client, connect, poll_once, soon, two_clients, url};
+use super::client::{
+    calls, calm, client, connect, poll_once, see_in_queue, soon, two_clients, url,
+};
 use super::ways::two_ways;
 
 /// Longer than any test.
@@ -647,5 +649,26 @@ fn what_a_runtime_has_kept_that_has_ended_is_not_handed_on() {
         let guard = soon(rival.lock("k").lock()).await.unwrap();
         assert!(soon(lock.lock()).await.is_err());
         guard.unlock().await.unwrap();
+    });
+}
+
+/// Nobody is left who could answer it.
+#[test]
+fn a_call_ends_that_waits_when_the_runtime_of_its_client_ends() {
+    let server = Server::start();
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        builder.worker_threads(2).enable_all().build().unwrap()
+    };
+    let (first, second) = (runtime(), runtime());
+    let connecting = async { Client::builder().connect(&url(&server)).await.unwrap() };
+    let client = first.block_on(connecting);
+    second.block_on(async {
+        let rival = connect(Client::builder(), &server).await;
+        let _guard = soon(rival.lock("k").lock()).await.unwrap();
+        let lock = client.lock("k");
+        let waiting = see_in_queue(&server, "k", async move { lock.lock().await });
+        first.shutdown_background();
+        assert!(soon(waiting).await.unwrap().is_err());
     });
 }

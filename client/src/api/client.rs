@@ -88,6 +88,7 @@ impl Client {
     ///
     /// # Errors
     ///
+    /// - Refused: a limit of zero.
     /// - Refused, module not loaded: the server's answer.
     /// - Unavailable, unknown: no answer came; setting it again does no harm.
     ///
@@ -105,6 +106,11 @@ impl Client {
         limit: impl Into<Option<u32>>,
     ) -> Result<Option<u32>, Error> {
         let (name, limit) = (Arc::from(name.as_ref()), limit.into());
+        if limit == Some(0) {
+            return Err(Error::refused(
+                "a limit is at least 1; `None` takes it away",
+            ));
+        }
         guarded::set_limit(&self.context, &name, limit.unwrap_or(0)).await
     }
 
@@ -144,8 +150,8 @@ impl Client {
         self.context.owner()
     }
 
-    /// Ends pending calls and waits until the server knows: calls of `lock()` that still wait leave
-    /// the queue with an error, polled or not, and the holds of dropped guards are given back.
+    /// Ends pending calls and waits until the server knows: all calls for a lock that still wait,
+    /// polled or not, end as "unavailable", and the holds of dropped guards are given back.
     ///
     /// Guards that are still alive stay valid and are renewed until they are dropped. Later calls
     /// for a lock fail as "unavailable". This waits for a server that does not answer no longer

@@ -55,7 +55,9 @@ async fn acknowledge(context: &Arc<Context>, helds: &Helds) -> Result<(), Error>
     let renewals = renewals.map(|held| renew::ask(context, &held.hold, Aim::Lease));
     let mut renewals = try_join_all(renewals);
     // The first poll hands all of them over, before a wait begins.
-    let gathering = context.router.identity.gathering.lock().await;
+    // A caller does not stand in line for it: if that were given to one that is never polled again,
+    // no wait would begin any more. If another gathers just now, no wait begins either.
+    let gathering = context.router.identity.gathering.try_lock();
     let told = unconstrained(&mut renewals).now_or_never();
     drop(gathering);
     let told = match told {

@@ -121,7 +121,7 @@ impl Caller {
             tokio::select! {
                 biased;
                 helds = self.helds() => helds,
-                () = context.background.closing.cancelled(), if waits => Err(Error::shut_down()),
+                () = context.background.closing.cancelled() => Err(Error::shut_down()),
                 () = sleep_until(limit.unwrap_or(since)), if limit.is_some() => {
                     Err(self.no_answer())
                 }
@@ -192,7 +192,7 @@ impl Caller {
         if is_late && (lasts || turn.is_none() && !is_first_look) {
             // Others have it, or wait for it.
             let left = used.map(|hold| hold.lease_left(now));
-            return Err(Error::not_acquired(Some(left.unwrap_or_default())));
+            return Err(Error::not_acquired(left));
         }
         if self.look_at <= now {
             if turn.is_some() && self.seen == turn && !self.was_held_up {

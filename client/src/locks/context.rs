@@ -64,7 +64,14 @@ impl Context {
             let router = Arc::new(router(&runtime, Weak::<Self>::clone(context)));
             let mut tasks = JoinSet::new();
             let (failed, interval) = (Arc::clone(&renewal_failed), settings.interval());
+            let background = Background::new(runtime.clone());
+            // The watchdog ends with the runtime, if that ends first: then nobody answers a call.
+            let ends = background.closing.clone().drop_guard();
             let renewing = run(Weak::clone(context), interval, failed);
+            let renewing = async move {
+                let _ends = ends;
+                renewing.await;
+            };
             tasks.spawn_on(task(renewing), &runtime);
             if router.are_several() {
                 let router = Arc::clone(&router);
@@ -80,7 +87,7 @@ impl Context {
                 router,
                 renewal_failed,
                 _tasks: tasks,
-                background: Background::new(runtime),
+                background,
             }
         })
     }
@@ -106,16 +113,15 @@ impl Context {
         trouble.unwrap_or_else(|| Error::unavailable(otherwise))
     }
 
-    /// Ends pending calls, and waits for all that is under way. Calls that wait are ended here:
-    /// their callers may not be polled meanwhile.
+    /// Ends pending calls, and waits for all that is under way. The calls are ended here: their
+    /// callers may not be polled meanwhile.
     pub(crate) async fn shut_down(self: &Arc<Self>) {
-        // In one step: each call has begun before, and is ended or waited for, or begins no more.
-        let (waiting, kept) = self.table.with(|state| {
+        // In one step: each call has begun before, and is ended, or begins no more.
+        let (calls, kept) = self.table.with(|state| {
             self.background.closing.cancel();
-            let waiting = state.end_calls(|call| call.request.wait_mode.waits());
-            (waiting, state.keep_none())
+            (state.end_calls(|_| true), state.keep_none())
         });
-        for call in waiting {
+        for call in calls {
             let _ = self.undo(call).send(Err(Error::shut_down()));
         }
         self.release_all(kept);

@@ -77,6 +77,8 @@ pub(super) struct State {
     pub(super) answered: Option<u64>,
     /// The session connection that may lead to another server than commands do.
     pub(super) doubted: Option<u64>,
+    /// How many in a row were.
+    doubts: u32,
     /// The life that BIND has told, and the node's id in a cluster, else the server's run id; or
     /// why the last try to bind a connection failed.
     bound: Option<Result<(i64, Arc<str>), Error>>,
@@ -145,12 +147,16 @@ impl State {
         let is_heard = until.is_some_and(|until| Instant::now() < until);
         match (&self.broken, &self.bound) {
             _ if self.is_retired => Some(Err(Error::elsewhere())),
+            _ if self.doubts >= DOUBTS_MAX => Some(Err(Error::two_servers())),
             (Some(error), _) if !is_heard => Some(Err(error.clone())),
             (_, Some(bound)) if self.present.is_some() => Some(bound.clone().map(|_| ())),
             _ => None,
         }
     }
 }
+
+/// After so many the two connections of a client have surely led to two servers.
+const DOUBTS_MAX: u32 = 5;
 
 impl Session {
     /// `expected`: the node's id in a cluster, if it was told.
@@ -188,7 +194,10 @@ impl Session {
         let is_right = expected.is_none_or(|expected| *expected == server);
         let right = is_right.then_some(()).ok_or_else(Error::elsewhere);
         let bound = right.clone().map(|()| (life, server));
-        self.state.send_modify(|state| state.bound = Some(bound));
+        self.state.send_modify(|state| {
+            state.bound = Some(bound);
+            state.doubts = 0;
+        });
         right
     }
 
@@ -198,7 +207,10 @@ impl Session {
     /// moment before RLOCK.EVENTS began the session.
     pub(super) fn set_unbound(&self, error: &Error, answered: Option<u64>) {
         if error.code.is_early() {
-            self.state.send_modify(|state| state.doubted = answered);
+            self.state.send_modify(|state| {
+                state.doubted = answered;
+                state.doubts = state.doubts.saturating_add(answered.is_some().into());
+            });
         } else {
             let bound = Some(Err(error.clone()));
             self.state.send_modify(|state| state.bound = bound);
@@ -267,7 +279,15 @@ impl Session {
         let trouble = state.broken.as_ref().or_else(unbound);
         // The answer of another program than the module says nothing of the command.
         let trouble = trouble.filter(|error| !error.is_unknown());
-        trouble.map_or_else(Error::not_attached, Error::clone)
+        let otherwise = || {
+            let are_two = state.doubts >= DOUBTS_MAX;
+            if are_two {
+                Error::two_servers()
+            } else {
+                Error::not_attached()
+            }
+        };
+        trouble.map_or_else(otherwise, Error::clone)
     }
 
     /// A call that was sent then, on this connection, was answered in this life.

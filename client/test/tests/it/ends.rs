@@ -4,9 +4,10 @@ use std::cell::Cell;
 use std::io;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rlock_client::test_util::{Dial, Stream};
+use rlock_client::test_util::{Dial, Dialing, Stream};
 use rlock_client::{Client, Error};
 use rlock_test::{Direction, Host, Network};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -133,11 +134,44 @@ fn a_call_in_line_does_not_begin_behind_a_shutdown() -> Result<(), Error> {
         client.shutdown().await;
         sleep(Duration::from_secs(1)).await;
         assert_eq!(asked.get(), 1, "the second has asked");
-        let [first, second] = tries;
-        let first = first.await.expect("it ends");
-        assert!(first.is_err_and(|error| error.is_not_acquired()));
-        let second = second.await.expect("it ends");
-        assert!(second.is_err_and(|error| error.is_unavailable()));
+        for call in tries {
+            let ended = call.await.expect("it ends");
+            assert!(ended.is_err_and(|error| error.is_unavailable()));
+        }
         Ok(())
     })
+}
+
+/// Of two servers behind one address, each connection goes to the next.
+#[derive(Debug)]
+struct Alternating<D> {
+    dial: D,
+    opened: AtomicUsize,
+}
+
+impl<D: Dial> Dial for Alternating<D> {
+    fn dial(&self, _: &str) -> Dialing {
+        let is_odd = self.opened.fetch_add(1, Ordering::Relaxed) % 2 == 1;
+        self.dial.dial(if is_odd { "two:6379" } else { "one:6379" })
+    }
+}
+
+#[test]
+fn a_client_between_two_servers_says_so() {
+    rlock_test::run(1, async |network| {
+        let _servers = [network.server("one:6379"), network.server("two:6379")];
+        let dial = network.host().dial();
+        let opened = AtomicUsize::new(0);
+        let client = Client::builder().dial(Alternating { dial, opened });
+        let client = timeout(Duration::from_secs(60), client.connect("redis://both")).await;
+        let error = client
+            .expect("it ends")
+            .map(drop)
+            .expect_err("it is between two");
+        assert!(error.is_unavailable());
+        assert!(
+            error.to_string().contains("another for commands"),
+            "{error}"
+        );
+    });
 }

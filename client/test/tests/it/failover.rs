@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use rlock_client::{Client, ClientBuilder, Error, LostReason};
 use rlock_test::{Direction, Network, Sentinel, Server};
-use tokio::task::spawn_local;
-use tokio::time::{Instant, sleep, timeout};
+use std::pin::pin;
+use tokio::task::{spawn_local, yield_now};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::kept::poll_once;
 
 const WITHIN: Duration = Duration::from_millis(200);
 
@@ -265,6 +269,39 @@ fn a_loss_that_a_failover_has_lost_ends_no_guard() -> Result<(), Error> {
         assert!(!guard.is_lost());
         guard.unlock().await?;
         assert!(replica.holders("a").is_empty());
+        Ok(())
+    })
+}
+
+/// A call has its grant while the watchdog hands over its renewals, and is not polled again. It
+/// must not keep the turn to hand over its own.
+#[test]
+fn a_call_that_nobody_polls_stops_no_acknowledged_renewals() -> Result<(), Error> {
+    rlock_test::run(6, async |network| {
+        let (primary, _replica) = pair(&network);
+        let host = network.host();
+        let settings = Client::builder().dial(host.dial());
+        let begun = Instant::now();
+        let settings = settings.acknowledged_by(1, WITHIN);
+        let client = settings.connect("redis://one").await?;
+        sleep(Duration::from_secs(2)).await;
+        let locks = (0..400).map(|number| client.lock(format!("lock:{number}")));
+        let guards = try_join_all(locks.map(async |lock| lock.lock().await)).await?;
+        sleep_until(begun + Duration::from_secs(9)).await;
+        let answers = host.cut_one("one:6379", 1, Direction::ToHost);
+        let lock = client.lock("late");
+        let mut call = pin!(lock.lock());
+        let begun = timeout(Duration::from_millis(900), &mut call).await;
+        assert!(begun.is_err() && primary.holders("late").len() == 1);
+        // The watchdog begins, and lets other tasks run after some renewals.
+        sleep(Duration::from_millis(100)).await;
+        answers.expect("it is connected").end(true);
+        for _ in 0..3 {
+            assert!(poll_once(call.as_mut()).await.is_none());
+            yield_now().await;
+        }
+        sleep(Duration::from_secs(31)).await;
+        assert!(guards.iter().all(|guard| !guard.is_lost()));
         Ok(())
     })
 }

@@ -22,7 +22,7 @@ async fn connect(network: &Network, settings: ClientBuilder) -> Result<Client, E
     settings.connect("redis://one").await
 }
 
-async fn poll_once<T>(mut call: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+pub(crate) async fn poll_once<T>(mut call: Pin<&mut impl Future<Output = T>>) -> Option<T> {
     poll_fn(|context| match call.as_mut().poll(context) {
         Poll::Ready(ended) => Poll::Ready(Some(ended)),
         Poll::Pending => Poll::Ready(None),

@@ -165,3 +165,21 @@ fn a_renewal_that_nobody_polls_keeps_no_turn() -> Result<(), Error> {
         Ok(())
     })
 }
+
+/// The server was not asked, so nobody knows how long another owner's lease lasts.
+#[test]
+fn a_try_behind_a_wait_of_its_owner_names_no_lease() -> Result<(), Error> {
+    rlock_test::run(1, async |network| {
+        let _server = network.server("one:6379");
+        let (one, other) = (connect(&network).await?, connect(&network).await?);
+        let held = other.lock("a").lock().await?;
+        let lock = one.scope().lock("a");
+        let waits = lock.clone();
+        let waits = spawn_local(async move { waits.lock().await });
+        sleep(SECOND).await;
+        let refused = lock.try_lock().await.map(drop).expect_err("it is held");
+        assert!(refused.is_not_acquired() && refused.lease_left().is_none());
+        held.unlock().await?;
+        waits.await.expect("it ends")?.unlock().await
+    })
+}
