@@ -674,3 +674,15 @@ fn most_resident_kib(process_id: u32) -> u64 {
     let most = most.unwrap().split_whitespace().next().unwrap();
     most.parse().unwrap()
 }
+
+/// The server stores a module's string itself. If it were one that the module goes on using, another
+/// thread that frees the keys would count its users at the same time as the module does.
+#[test]
+fn a_stored_limit_shares_its_string_with_nobody() {
+    let server = Server::start();
+    let mut conn = server.connect();
+    conn.run("RLOCK.LIMIT p 1");
+    assert_eq!(conn.run("OBJECT REFCOUNT {p}:rlock_limit").int(), 1);
+    conn.run("RLOCK.LIMIT p 7");
+    assert_eq!(conn.run("OBJECT REFCOUNT {p}:rlock_limit").int(), 1);
+}

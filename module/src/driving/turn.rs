@@ -180,24 +180,36 @@ impl Step<'_, '_, '_> {
                 return self.decide_and_tell(task, Read::NotHere(place));
             }
         }
-        let ((stored, mut locks), _) = read_anew(|| {
-            // Only one key at a time is open while they are read. An expired key is deleted when it
-            // is opened or looked at, and a module that listens to that may do anything to the
-            // other keys.
-            let load =
-                |name| OpenLock::open(ctx, name, access).read(|lock| lock.load(owner, task, now));
-            let stored: Vec<Stored> = names.iter().copied().map(load).collect();
-            let open = |name| OpenLock::open(ctx, name, access);
-            let locks: Vec<OpenLock<'_>> = names.iter().copied().map(open).collect();
-            (stored, locks)
-        });
-        if let Some(place) = first_torn(&locks, task.purpose, &stored) {
+        let read = || {
+            let (read, _) = read_anew(|| {
+                // Only one key at a time is open while they are read. An expired key is deleted
+                // when it is opened or looked at, and a module that listens to that may do anything
+                // to the other keys.
+                let load = |name| {
+                    OpenLock::open(ctx, name, access).read(|lock| lock.load(owner, task, now))
+                };
+                let stored: Vec<Stored> = names.iter().copied().map(load).collect();
+                let open = |name| OpenLock::open(ctx, name, access);
+                let locks: Vec<OpenLock<'_>> = names.iter().copied().map(open).collect();
+                (stored, locks)
+            });
+            read
+        };
+        let (mut stored, mut locks) = read();
+        let needs_all = |stored| ctx.in_cluster() && needs_all_keys(task.purpose, stored);
+        if let Some((place, name)) =
+            (names.iter().enumerate()).find(|(place, _)| stored.get(*place).is_some_and(needs_all))
+        {
+            // As in `is_whole`. All locks share the slot.
             drop(locks);
-            let read = match task.purpose {
-                Purpose::GrantSeveral(_) => Read::NotHere(place),
-                _ => Read::Unknown,
-            };
-            return self.decide_and_tell(task, read);
+            if !slot_is_settled(ctx, name.bytes()) {
+                let read = match task.purpose {
+                    Purpose::GrantSeveral(_) => Read::NotHere(place),
+                    _ => Read::Unknown,
+                };
+                return self.decide_and_tell(task, read);
+            }
+            (stored, locks) = read();
         }
         let effects = self.decide(task, Read::Several(&stored));
         effects::carry_out(ctx, &mut locks, owner, effects);
@@ -223,12 +235,6 @@ impl Step<'_, '_, '_> {
         let effects = self.decide(task, read);
         effects::tell_all(self.ctx, effects);
     }
-}
-
-/// The first of several locks whose keys are not all at this node.
-fn first_torn(locks: &[OpenLock<'_>], purpose: Purpose, stored: &[Stored]) -> Option<usize> {
-    let mut each = locks.iter().zip(stored);
-    each.position(|(lock, stored)| !is_whole(lock, purpose, stored))
 }
 
 fn access(purpose: Purpose) -> Access {
@@ -296,18 +302,21 @@ fn is_of_several_keys(mode: Mode) -> bool {
     matches!(mode, Mode::Read | Mode::Write)
 }
 
+/// Whether a decision about this lock must know that all of its keys are at this node.
+fn needs_all_keys(purpose: Purpose, stored: &Stored) -> bool {
+    let mode = match purpose {
+        Purpose::Reconcile(mode) => mode,
+        Purpose::Command | Purpose::GrantSeveral(_) => Mode::Plain,
+        _ => return false,
+    };
+    mode != Mode::Plain || matches!(stored, Stored::NoHolder | Stored::ReadWrite(_))
+}
+
 /// Whether the reading of a lock is complete. A read-write lock is stored in several keys, and
 /// while its slot moves some of them may be at another node: it must not look free, not even to the
 /// owner of a plain lock. Nor may the limit be missing by which waiters for permits are granted.
 fn is_whole(lock: &OpenLock<'_>, purpose: Purpose, stored: &Stored) -> bool {
-    let mode = match purpose {
-        Purpose::Reconcile(mode) => mode,
-        Purpose::Command | Purpose::GrantSeveral(_) => Mode::Plain,
-        _ => return true,
-    };
-    let of_several_keys =
-        mode != Mode::Plain || matches!(stored, Stored::NoHolder | Stored::ReadWrite(_));
-    if !lock.ctx.in_cluster() || !of_several_keys {
+    if !lock.ctx.in_cluster() || !needs_all_keys(purpose, stored) {
         return true;
     }
     // Closed first: the server looks up two other keys. If another client wrote them and they have

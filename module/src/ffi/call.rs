@@ -77,18 +77,19 @@ impl Ctx<'_> {
     }
 
     /// `SET key value [PXAT at]`.
-    pub(crate) fn replicate_set(self, key: Str<'_>, value: Str<'_>, at: Option<&[u8]>) {
+    pub(crate) fn replicate_set(self, key: Str<'_>, value: &[u8], at: Option<&[u8]>) {
         let (format, at) = (
-            if at.is_some() { c"sscb" } else { c"ss" },
+            if at.is_some() { c"sbcb" } else { c"sb" },
             at.unwrap_or_default(),
         );
-        let (key, value, word) = (key.raw, value.raw, c"PXAT".as_ptr());
+        let (key, word) = (key.raw, c"PXAT".as_ptr());
         replicate!(
             self,
             c"SET",
             format,
             key,
-            value,
+            value.as_ptr(),
+            value.len(),
             word,
             at.as_ptr(),
             at.len()

@@ -270,8 +270,12 @@ impl<'a> Key<'a> {
     }
 
     /// Makes the key a string with this value, whatever its type was.
-    pub(crate) fn set_string(&mut self, value: Str<'_>) {
-        server!(RedisModule_StringSet(self.raw(), value.raw));
+    ///
+    /// The server stores the string itself, and may free it in another thread, which counts its
+    /// users without a lock. So one is made that has no other users.
+    pub(crate) fn set_string(&mut self, value: &[u8]) {
+        let value = OwnedStr::new(value);
+        server!(RedisModule_StringSet(self.raw(), value.as_str().raw));
     }
 
     /// The element of a list at this place, counted from 0.

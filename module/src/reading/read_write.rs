@@ -247,19 +247,25 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
             self.lock.key.set_aside();
         }
         let key = Key::open_to_peek(self.lock.ctx, name.as_str());
-        let token = match key.key_type() {
-            KeyType::Missing => return None,
+        let key_type = key.key_type();
+        if key_type == KeyType::Missing {
+            return None;
+        }
+        let ends_at = self.wants_ends.then(|| key.expires_at());
+        let ends_at = ends_at.flatten().unwrap_or(NEVER);
+        let token = match key_type {
             KeyType::String if with_token && self.lock.key.is_writable() => {
                 key.string(Token::from_timeout)
             }
             KeyType::String if with_token => {
-                let value = self.lock.ctx.get(name.as_str());
-                value.and_then(|value| Token::from_timeout(&value))
+                // Closed first: the key may expire now, and whoever hears of it may do anything.
+                drop(key);
+                self.lock.key.set_aside();
+                let value = self.lock.ctx.get(name.as_str())?;
+                Token::from_timeout(&value)
             }
             _ => None,
         };
-        let ends_at = self.wants_ends.then(|| key.expires_at());
-        let ends_at = ends_at.flatten().unwrap_or(NEVER);
         Some(Timeout { token, ends_at })
     }
 

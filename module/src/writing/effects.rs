@@ -286,16 +286,16 @@ fn write_side_key(
     let mut open = Key::open_to_write(ctx, key);
     match write {
         Write::SetTimeout(_, value, at) => {
-            let value = Word::of_value(*value, &lock.words);
-            open.set_string(value.as_str());
+            let value = value.text();
+            open.set_string(value.bytes());
             open.set_expires_at(*at);
-            ctx.replicate_set(key, value.as_str(), Some(Text::number(*at).bytes()));
+            ctx.replicate_set(key, value.bytes(), Some(Text::number(*at).bytes()));
             Some(EVENTS_OF_SET)
         }
         Write::SetLimit(value) => {
-            let value = Word::of_value(*value, &lock.words);
-            open.set_string(value.as_str());
-            ctx.replicate_set(key, value.as_str(), None);
+            let value = value.text();
+            open.set_string(value.bytes());
+            ctx.replicate_set(key, value.bytes(), None);
             Some(EVENTS_OF_LIMIT)
         }
         _ if open.key_type() != KeyType::Missing => {

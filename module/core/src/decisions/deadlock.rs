@@ -22,7 +22,7 @@ use crate::values::circle::{Circle, CircleStep};
 use crate::values::ids::RecordId;
 use crate::values::limits::{CHAIN_MAX, LOOKS_MAX};
 use crate::values::lock_key::LockKey;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 /// A search for the circle that a new wait would close.
@@ -54,7 +54,7 @@ pub(crate) struct DeadlockSearch {
 #[derive(Debug)]
 struct Seen {
     /// The holders that wait for a lock themselves.
-    holders: Vec<Rc<[u8]>>,
+    holders: BTreeSet<Rc<[u8]>>,
     /// Whether these holders were reached from an owner other than the asker.
     reached_holders: bool,
     /// The waiters whose order in the queue is below this were reached.

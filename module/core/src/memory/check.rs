@@ -41,7 +41,19 @@ impl Locks {
         self.check_multis();
         for id in records {
             self.check_jobs(id);
+            self.check_dirty_holds(id);
         }
+    }
+
+    /// If all holds of a lock are said to be marked, they are.
+    fn check_dirty_holds(&self, id: RecordId) {
+        let holds = self
+            .table
+            .holds(id)
+            .filter(|_| self.table.says_holds_are_dirty(id));
+        let mut holds = holds.into_iter().flat_map(HoldIndex::all);
+        let is_dirty = |id| self.holds.get(id).is_some_and(|hold| hold.dirty);
+        assert!(holds.all(is_dirty), "not all are dirty");
     }
 
     fn check_hold(&self, id: HoldId) {

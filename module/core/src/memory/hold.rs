@@ -33,7 +33,7 @@ pub(crate) struct SessionHold {
     /// When to look at the key, in milliseconds of the wall clock.
     check_at: Option<i64>,
     /// Whether it is among the holds whose keys may have changed.
-    dirty: bool,
+    pub(crate) dirty: bool,
     /// Whether its session asked to be told that the lock is wanted, and was not told yet.
     pub(crate) asks: bool,
 }
@@ -277,13 +277,12 @@ impl SessionHolds {
         None
     }
 
-    /// The first dirty hold is not dirty any more.
-    pub(crate) fn pop_dirty(&mut self) {
-        if let Some(id) = self.dirty.pop_front()
-            && let Some(hold) = self.arena.get_mut(id.0)
-        {
-            hold.dirty = false;
-        }
+    /// The first dirty hold is not dirty any more. Returns the lock's record.
+    pub(crate) fn pop_dirty(&mut self) -> Option<RecordId> {
+        let id = self.dirty.pop_front()?;
+        let hold = self.arena.get_mut(id.0)?;
+        hold.dirty = false;
+        Some(hold.record)
     }
 
     pub(crate) fn all(&self) -> Vec<HoldId> {

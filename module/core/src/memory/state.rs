@@ -80,15 +80,26 @@ impl Locks {
     }
 
     fn mark_record(&mut self, id: RecordId) -> bool {
-        let holds = self.table.holds(id).map_or_else(Vec::new, HoldIndex::all);
-        for hold in &holds {
-            self.holds.mark_dirty(*hold);
+        // Many commands behind one another may find the same key gone: only the first walks.
+        if !self.table.are_holds_dirty(id, true) {
+            let holds = self.table.holds(id).map_or_else(Vec::new, HoldIndex::all);
+            for hold in holds {
+                self.holds.mark_dirty(hold);
+            }
         }
         let waited_for = self.table.length(id) > 0 || self.table.first_pending(id).is_some();
         if waited_for {
             self.mark_queue(id);
         }
-        waited_for || !holds.is_empty()
+        let holds = self.table.holds(id);
+        waited_for || holds.is_some_and(|holds| !holds.is_empty())
+    }
+
+    /// The first dirty hold is not dirty any more.
+    pub(crate) fn pop_dirty_hold(&mut self) {
+        if let Some(record) = self.holds.pop_dirty() {
+            self.table.are_holds_dirty(record, false);
+        }
     }
 
     /// Marks a queue dirty: its lock's key must be read again, outside of any command.
@@ -157,7 +168,7 @@ impl Locks {
             }
         }
         while self.holds.any_dirty() {
-            self.holds.pop_dirty();
+            self.pop_dirty_hold();
         }
     }
 

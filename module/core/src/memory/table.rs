@@ -134,6 +134,8 @@ struct LockRecord {
     pattern: usize,
     queue: WaitQueue,
     holds: HoldIndex,
+    /// Whether all of these are marked dirty.
+    are_holds_dirty: bool,
     /// Holds that must end before anything else is decided at this lock.
     pending: VecDeque<PendingRelease>,
     /// Whether a pending release left the key's TTL as it was, so that the key may outlive its
@@ -476,7 +478,21 @@ impl LockTable {
     /// The holds that sessions have of a lock, to be changed. Call [`LockTable::close_if_idle`]
     /// after removing one.
     pub(crate) fn holds_mut(&mut self, id: RecordId) -> Option<&mut HoldIndex> {
-        self.records.get_mut(id.0).map(|record| &mut record.holds)
+        let record = self.records.get_mut(id.0)?;
+        record.are_holds_dirty = false;
+        Some(&mut record.holds)
+    }
+
+    #[cfg(debug_assertions)]
+    pub(crate) fn says_holds_are_dirty(&self, id: RecordId) -> bool {
+        let record = self.records.get(id.0);
+        record.is_some_and(|record| record.are_holds_dirty)
+    }
+
+    /// Sets whether all holds of a lock are marked dirty. Returns whether they were.
+    pub(crate) fn are_holds_dirty(&mut self, id: RecordId, are: bool) -> bool {
+        let record = self.records.get_mut(id.0);
+        record.is_some_and(|record| std::mem::replace(&mut record.are_holds_dirty, are))
     }
 
     // --- The longest wait and hold ---------------------------------------------------------------

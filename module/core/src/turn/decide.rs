@@ -277,7 +277,7 @@ impl Decision<'_> {
         let Some(id) = self.locks.holds.first_dirty().must_exist() else {
             return;
         };
-        self.locks.holds.pop_dirty();
+        self.locks.pop_dirty_hold();
         match read {
             Read::One(stored) => self.check_hold(id, stored),
             // Another node serves the key now: the hold is not lost, but this node no longer
