@@ -675,7 +675,7 @@ fn most_resident_kib(process_id: u32) -> u64 {
     most.parse().unwrap()
 }
 
-/// The server stores a module's string itself. If it were one that the module goes on using, another
+/// The server stores a module's string itself. If it were one that the module goes on using, a
 /// thread that frees the keys would count its users at the same time as the module does.
 #[test]
 fn a_stored_limit_shares_its_string_with_nobody() {

@@ -23,7 +23,8 @@ impl Command for Renew {
         name: c"rlock.renew",
         summary: c"Starts the lease of a held lock anew, or tells that the lock is lost.",
         complexity:
-            c"O(1), of a reader or of permits O(N) with N holders if its lease is the longest",
+            c"O(1), of a reader or of permits O(N) with N holders if its lease is the longest, \
+              or with WANTED while a writer waits",
         arity: -4,
         flags: c"write fast",
         categories: c"write fast lock",
