@@ -185,7 +185,8 @@ impl Error {
 
     /// The server of the commands does not know the session that another has begun.
     pub(crate) fn two_servers() -> Self {
-        Self::unavailable("its address leads to one server for events, and to another for commands")
+        let detail = "its address seems to lead to one server for events, to another for commands";
+        Self::unavailable(detail)
     }
 
     /// One of several servers did not answer within the time that it is given.

@@ -49,14 +49,14 @@ fn check(context: &Context, request: &Request) -> Result<(), Error> {
     context.node_with_room(first).map(drop)
 }
 
-/// Waits until enough copies have these, all by one wait.
+/// Waits until enough copies have these, mostly by one wait.
 async fn acknowledge(context: &Arc<Context>, helds: &Helds) -> Result<(), Error> {
     let renewals = helds.iter();
     let renewals = renewals.map(|held| renew::ask(context, &held.hold, Aim::Lease));
     let mut renewals = try_join_all(renewals);
     // The first poll hands all of them over, before a wait begins.
     // A caller does not stand in line for it: if that were given to one that is never polled again,
-    // no wait would begin any more. If another gathers just now, no wait begins either.
+    // no wait would begin any more. Beside another these may share two waits, and not one.
     let gathering = context.router.identity.gathering.try_lock();
     let told = unconstrained(&mut renewals).now_or_never();
     drop(gathering);

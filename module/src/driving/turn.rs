@@ -196,19 +196,21 @@ impl Step<'_, '_, '_> {
             read
         };
         let (mut stored, mut locks) = read();
-        let needs_all = |stored| ctx.in_cluster() && needs_all_keys(task.purpose, stored);
-        if let Some((place, name)) =
-            (names.iter().enumerate()).find(|(place, _)| stored.get(*place).is_some_and(needs_all))
-        {
-            // As in `is_whole`. All locks share the slot.
+        let needs_all = |of: &Stored| ctx.in_cluster() && needs_all_keys(task.purpose, of);
+        if stored.iter().any(needs_all) {
+            // As in `is_whole`.
             drop(locks);
-            if !slot_is_settled(ctx, name.bytes()) {
+            let mut each = names.iter().zip(&stored);
+            let torn =
+                each.position(|(name, of)| needs_all(of) && !slot_is_settled(ctx, name.bytes()));
+            if let Some(place) = torn {
                 let read = match task.purpose {
                     Purpose::GrantSeveral(_) => Read::NotHere(place),
                     _ => Read::Unknown,
                 };
                 return self.decide_and_tell(task, read);
             }
+            begin_looks();
             (stored, locks) = read();
         }
         let effects = self.decide(task, Read::Several(&stored));
