@@ -36,6 +36,7 @@ pub fn all() -> Vec<Scenario> {
     all.extend(of_several());
     all.extend(of_permits());
     all.extend(elsewhere());
+    all.push(in_line());
     all
 }
 
@@ -399,6 +400,18 @@ fn elsewhere() -> Vec<Scenario> {
     ]
 }
 
+/// One process, whose tasks are one owner.
+fn in_line() -> Scenario {
+    scenario(
+        "in-line",
+        "a call waits in line behind another one of its owner, which is dropped",
+        [
+            of_shared(on(0, 0, [dropped_after(lock(0), 1)])),
+            of_shared(on(0, 0, [lock(0)])),
+        ],
+    )
+}
+
 fn reconnects() -> Scenario {
     let end = FaultKind::ResetOne {
         client: 0,
@@ -524,6 +537,12 @@ fn of_grace(grace: Duration, mut scenario: Scenario) -> Scenario {
 /// All its calls are one owner's.
 fn of_task(task: Task) -> Task {
     let owner = Owning::Task;
+    Task { owner, ..task }
+}
+
+/// Its calls are those of the owner that the tasks of its process share.
+fn of_shared(task: Task) -> Task {
+    let owner = Owning::Shared;
     Task { owner, ..task }
 }
 
