@@ -290,6 +290,8 @@ pub(crate) struct Judge {
     /// How often each command was run that a guard was to have run.
     guarded: RefCell<BTreeMap<String, u64>>,
     allows: Allows,
+    /// Whether a fault has come that ends holds while guards may still count on them.
+    may_be_two: Cell<bool>,
 }
 
 /// The time that a busy server needs for a message, beside its time in flight.
@@ -345,6 +347,7 @@ impl Judge {
             went_on: Cell::default(),
             guarded: RefCell::default(),
             allows: Allows::of(schedule),
+            may_be_two: Cell::default(),
             servers,
             service,
             nodes,
@@ -362,6 +365,11 @@ impl Judge {
             still: RefCell::default(),
             stood: RefCell::default(),
         }
+    }
+
+    /// Such a fault comes now.
+    pub(crate) fn may_be_two(&self) {
+        self.may_be_two.set(true);
     }
 
     pub(crate) fn note(&self, what: fmt::Arguments<'_>) {
@@ -811,7 +819,7 @@ impl Judge {
     /// must have nothing that nobody needs.
     pub(crate) fn look(&self) {
         self.look_for_more_and_less();
-        if self.allows.two_in {
+        if self.may_be_two.get() {
             return;
         }
         let mut all = self.held.borrow().clone();

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 use crate::judge::Seen;
 use crate::moves::ByKeys;
 use crate::schedule::{self, Schedule};
-use crate::sentinels::{Failover, Old, become_replica, server_address, step_down};
+use crate::sentinels::{Failover, Old, become_replica, may_be_replaced, server_address, step_down};
 
 /// A cluster.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -219,7 +219,7 @@ impl Nodes {
         }
         let place = replicas.remove(failover.to % replicas.len());
         let new = &self.servers[place];
-        let may_be = new.is_running() && old.is_running() && !old.is_replica();
+        let may_be = new.is_running() && may_be_replaced(&old, failover.old);
         if !may_be || !step_down(&old, new, failover.old).await {
             return false;
         }

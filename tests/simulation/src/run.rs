@@ -105,6 +105,9 @@ const CONNECT_AGAIN: Duration = Duration::from_secs(3);
 /// After the last repair calls may go on for this long, and leftovers may stay this long.
 const SETTLE: Duration = Duration::from_secs(600);
 
+/// The same in a small program: a lease, and what goes wrong meanwhile.
+const SETTLE_SMALL: Duration = Duration::from_secs(60);
+
 /// The directions that are set.
 fn directions(to_server: bool, to_host: bool) -> impl Iterator<Item = Direction> {
     let to_server = to_server.then_some(Direction::ToServer);
@@ -483,6 +486,9 @@ impl World {
     /// Begins at once.
     async fn fault_now(self: Rc<Self>, fault: Fault) {
         let Fault { kind, server, .. } = fault;
+        if kind.may_break_exclusion(self.schedule.grant_delay) {
+            self.judge.may_be_two();
+        }
         self.judge.note(format_args!("server {server}: {kind:?}"));
         let (at, number) = (address(server), server);
         let Some(server) = self.servers.get(server) else {
@@ -723,7 +729,9 @@ impl World {
     async fn all_end(&self, tasks: Vec<JoinHandle<()>>) {
         let last = self.schedule.faults.iter().map(|fault| fault.at);
         let last = last.max().unwrap_or_default();
-        let deadline = Instant::now() + last + SETTLE;
+        let is_small = self.schedule.small.is_some();
+        let settle = if is_small { SETTLE_SMALL } else { SETTLE };
+        let deadline = Instant::now() + last + settle;
         for task in tasks {
             let handle = task.abort_handle();
             tokio::select! {
@@ -767,7 +775,9 @@ impl World {
             let Some(left) = left else {
                 return;
             };
-            if begun.elapsed() >= LEFT_MAX {
+            let may_last = self.schedule.has_faults() || self.schedule.keeps();
+            let longest = if may_last { LEFT_MAX } else { LOOK_EVERY };
+            if begun.elapsed() >= longest {
                 self.judge
                     .violation(format_args!("left while nobody does anything: {left:?}"));
                 return;

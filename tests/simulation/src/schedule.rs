@@ -379,6 +379,10 @@ impl Schedule {
                 lasts,
                 loses_keys: false,
             } => self.small.map(|_| lasts + RESET),
+            FaultKind::MoveSlot { .. } => self.small.map(|_| RESET),
+            FaultKind::Failover(of) | FaultKind::Replace(of) if of.old == Old::Waits => {
+                self.small.map(|_| RESET)
+            }
             _ => None,
         };
         let costs: Option<Vec<_>> = self.faults.iter().map(cost).collect();
@@ -452,6 +456,12 @@ impl Schedule {
             && self.latency <= Duration::from_millis(10)
             && self.faults.iter().all(late)
             && self.tasks.iter().all(task)
+    }
+
+    /// Whether a lock is kept at a client.
+    pub fn keeps(&self) -> bool {
+        let mut steps = self.tasks.iter().flat_map(|task| &task.steps);
+        steps.any(|step| step.kept.is_some())
     }
 
     /// Whether anything goes wrong but calls that are dropped.

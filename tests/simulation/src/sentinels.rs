@@ -267,7 +267,7 @@ impl Service {
         let mut replicas: Vec<_> = places.filter(|of| *of != self.primary.get()).collect();
         let chosen = replicas.remove(failover.to % replicas.len());
         let new = &self.servers[chosen];
-        let may_be = new.is_running() && old.is_running() && new.is_replica() && !old.is_replica();
+        let may_be = new.is_running() && new.is_replica() && may_be_replaced(old, failover.old);
         if self.fails_over.get() || !may_be {
             return false;
         }
@@ -391,11 +391,17 @@ impl Service {
     }
 }
 
+/// Whether a primary may be replaced in this way. It may be dead already, or stand still.
+pub(crate) fn may_be_replaced(old: &Server, how: Old) -> bool {
+    let may_be_away = matches!(how, Old::Dies | Old::StandsStill);
+    !old.is_replica() && (may_be_away || old.is_running())
+}
+
 /// Makes the old primary step down in this way, before the new one is promoted. Returns whether
 /// that was possible.
 pub(crate) async fn step_down(old: &Server, new: &Server, how: Old) -> bool {
-    // It has to have begun to copy.
-    if !is_in_sync(new).await {
+    // It has to have begun to copy. Those that lose writes do not wait until it has all.
+    if new.offset() == 0 && !is_in_sync(new).await {
         return false;
     }
     match how {
