@@ -96,6 +96,9 @@ struct Process {
     stops: u32,
 }
 
+/// For how long steps are counted after the last call, while something is held.
+const GIVING_BACK: Duration = Duration::from_millis(400);
+
 /// The time between two looks of the judge at all guards.
 const LOOK_EVERY: Duration = Duration::from_millis(97);
 
@@ -750,6 +753,11 @@ impl World {
         if self.schedule.small.is_some() {
             // A call may have sent something last, such as a release.
             sleep(self.schedule.latency * 10).await;
+            // And what goes wrong may need a while until all is given back.
+            let begun = Instant::now();
+            while self.has_anything().is_some() && begun.elapsed() < GIVING_BACK {
+                sleep(self.schedule.latency).await;
+            }
         }
         self.counts_steps.set(false);
         let rest = self.judge.entries.rest();
@@ -770,9 +778,7 @@ impl World {
     async fn nobody_has_anything(&self) {
         let begun = Instant::now();
         loop {
-            let mut contents = self.servers.iter().map(Server::contents);
-            let left = contents.find(|of| of.waiters > 0 || of.holds > 0);
-            let Some(left) = left else {
+            let Some(left) = self.has_anything() else {
                 return;
             };
             let may_last = self.schedule.has_faults() || self.schedule.keeps();
@@ -784,6 +790,12 @@ impl World {
             }
             sleep(Duration::from_millis(500)).await;
         }
+    }
+
+    /// What a server has that somebody waits for or holds.
+    fn has_anything(&self) -> Option<Contents> {
+        let mut contents = self.servers.iter().map(Server::contents);
+        contents.find(|of| of.waiters > 0 || of.holds > 0)
     }
 
     /// All clients have shut down: no waiter, hold, session or key may stay.
