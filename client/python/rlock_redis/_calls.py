@@ -6,6 +6,7 @@ and never suspends, so a coroutine runs to its end at once.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -13,7 +14,7 @@ import os
 import weakref
 from typing import Any, Callable, ContextManager, Coroutine, Generic, Sequence, TypeVar, Union
 
-from redis.exceptions import ConnectionError, LockNotOwnedError, RedisError, ResponseError
+from redis.exceptions import ConnectionError, LockNotOwnedError, ResponseError
 
 from . import _core
 from ._core import Command, Hold, Kind, NotAcquired, Session, encode
@@ -30,6 +31,8 @@ OF_THE_CONNECTION = set(
 # What the server cannot do just now. It is sent again on another connection, so the order stays.
 # (Of LOADING redis-py makes a ConnectionError.)
 LATER = ("MISCONF", "BUSY ", "NOSESSION")
+# Why a connection is not bound just now. At a replica the session connection hears so too.
+PASSES = (*LATER, "STALE", "READONLY")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -45,6 +48,21 @@ async def do(result: Any) -> Any:
     return await result if hasattr(result, "__await__") else result
 
 
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A child has copies of the sockets. The server must see it when they end in the parent."""
+    for link in list(_links):
+        for connection in list(link.connections.values()):
+            with contextlib.suppress(AttributeError, OSError):
+                os.close(link.socket(connection).detach())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class Link:
     """A session and its two connections. How it waits and runs is in the subclasses."""
 
@@ -57,6 +75,8 @@ class Link:
     wait: Callable[[Any, float | None], Coroutine[Any, Any, bool]]
     stop: Callable[[], Coroutine[Any, Any, None]]
     abandon: Callable[[], Any]
+    #: The socket of a connection of redis-py.
+    socket: Callable[[Any], Any]
 
     def __init__(self, pool: Any, grace: float, user: Any) -> None:
         """It closes when nobody has the user any more."""
@@ -68,6 +88,7 @@ class Link:
         taken = {k: v for k, v in options if k in OF_THE_CONNECTION or k.startswith("ssl")}
         mine = {"protocol": 2, "decode_responses": False, "socket_connect_timeout": self.silence}
         self.kind, self.options = pool.connection_class, {**taken, **mine}
+        self.encoder = pool.get_encoder()
         # There is something to send; to look earlier; a reply to EVENTS; a first one, or an error;
         # the end.
         self.work, self.time, self.beat = self.event(), self.event(), self.event()
@@ -77,12 +98,13 @@ class Link:
         self.failure: Exception | None = None
         self.connections: dict[Any, Any] = {}
         weakref.finalize(user, self.abandon).atexit = False
+        _links.add(self)
 
     async def run_call(self, function: Callable[[], Any]) -> None:
         """Calls a function of the application, which may take long or fail."""
         try:
             await do(function())
-        except Exception:
+        except (Exception, SystemExit):  # the next ones are called all the same
             logging.getLogger(__name__).exception("A callback of a lock failed.")
 
     async def ready(self) -> None:
@@ -131,7 +153,7 @@ class Link:
             try:
                 await do(connection.connect())
                 await serve(connection, next(self.session.numbers))
-            except (RedisError, OSError) as error:
+            except Exception as error:  # also one of the application's credential provider
                 self.failure = error
                 self.begun.set()
                 await self.wait(self.end, PAUSE)
@@ -164,6 +186,9 @@ class Link:
         life = None if isinstance(bound, Exception) else bound[0]
         with self.mutex:
             self.session.rebound()
+            if isinstance(bound, Exception) and not str(bound).startswith(PASSES):
+                self.session.refused(bound)  # such as for want of a right: callers hear of it
+                raise bound
         if life != self.session.life:  # after the next reply to EVENTS there may be a session
             await self.wait(self.beat, None)
         while life == self.session.life and not self.end.is_set():
@@ -214,7 +239,13 @@ async def acquire(link: Link, make: Callable[[], Hold], wait: float) -> Hold:
 
 async def answer(link: Link, command: Command) -> Any:
     """The reply to a command. An error is raised."""
-    if not await link.wait(command.done, link.session.grace):
+    try:
+        in_time = await link.wait(command.done, link.session.grace)
+    except BaseException:  # the task is cancelled, or Ctrl-C is pressed
+        with link.mutex:
+            link.session.withdraw(command)
+        raise
+    if not in_time:
         with link.mutex:
             link.session.give_up(command)
     if isinstance(command.reply, Exception):
@@ -224,6 +255,9 @@ async def answer(link: Link, command: Command) -> Any:
 
 async def call(link: Link, hold: Hold, words: Sequence[Any]) -> Any:
     lost = LockNotOwnedError("the lock was lost: the command was not run")
+    if len(hold.names) > 1:
+        raise ValueError("a command is run under one lock, and not under several")
+    words = [link.encoder.encode(word) for word in words]  # what cannot be sent is refused here
     with link.mutex:
         if hold.valid_for() <= 0:
             raise lost

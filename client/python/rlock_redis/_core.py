@@ -109,7 +109,7 @@ class Hold:
 
     def _end(self) -> float:
         confirmed = self.session.confirmed.get(self.life, -math.inf) + self.session.grace * SAFE
-        return min(self.since + self.lease * SAFE, confirmed, self.ends)
+        return min(self.since + min(self.lease, self.ends - self.since) * SAFE, confirmed)
 
     def valid_for(self) -> float:
         """For how many seconds the server surely grants the lock to nobody else."""
@@ -118,7 +118,8 @@ class Hold:
         now = self.session.clock()
         if self._end() <= now:  # a validity that has ended never begins again
             over = "held for as long as it may be"
-            self.lose(over if self.ends <= now else "not confirmed in time")
+            is_over = self.since + (self.ends - self.since) * SAFE <= now
+            self.lose(over if is_over else "not confirmed in time")
         return max(self._end() - now, 0.0)
 
     def lose(self, reason: str) -> None:
@@ -365,7 +366,8 @@ class Session:
             raise Unanswered("no answer from the server in time")
         error = hold.error or hold.busy()
         # Word of the grant came too late, or that was the time of another caller of this owner.
-        may_ask = hold.phase == HELD or (hold.users > 1 and isinstance(error, NotAcquired))
+        was_others = hold.deadline < deadline and isinstance(error, NotAcquired)
+        may_ask = hold.phase == HELD or was_others
         if may_ask and self.clock() < deadline:
             return False
         raise error
@@ -375,9 +377,13 @@ class Session:
         if not command.done.is_set():
             if command.times and not command.repeatable:
                 raise UnknownOutcome("no reply in time")
-            if not command.repeatable:
-                self.commands.remove(command)  # so that it is never sent
+            self.withdraw(command)
             raise Unanswered("no answer from the server in time")
+
+    def withdraw(self, command: Command) -> None:
+        """One that must not be sent without its caller is not, unless it was."""
+        if not command.repeatable and not command.times and command in self.commands:
+            self.commands.remove(command)
 
     def close(self) -> None:
         for hold in list(self.holds):
@@ -442,6 +448,11 @@ class Session:
         unknown = [each for each in self.commands if each.times and not each.repeatable]
         for command in unknown:
             self.answered(command, UnknownOutcome("the connection broke before the reply"))
+
+    def refused(self, error: Exception) -> None:
+        """The server takes no command of this session."""
+        for command in list(self.commands):
+            self.answered(command, error)
 
     def batch(self) -> list[Command]:
         """The commands to send now. Their replies come in this order."""

@@ -50,6 +50,9 @@ class TaskLink(Link):
                 task.cancel()
             _, tasks = await asyncio.wait(tasks, timeout=0.05)
 
+    def socket(self, connection: Any) -> Any:
+        return connection._writer.get_extra_info("socket")._sock
+
     def abandon(self) -> None:
         if os.getpid() == self.session.pid:
             with contextlib.suppress(RuntimeError):  # the loop is closed

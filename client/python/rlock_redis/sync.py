@@ -39,6 +39,9 @@ class ThreadLink(Link):
         self.start(self._run_calls())
         _links.add(self)
 
+    def socket(self, connection: Any) -> Any:
+        return connection._sock
+
     def abandon(self) -> None:
         # A finalizer must not wait, so a thread does; at the end of the process _close_all.
         threading.Thread(target=lambda: run(self.close()), daemon=True).start()

@@ -121,8 +121,8 @@ class Sentinel:
 class Proxy:
     """Passes bytes on. Holds back the replies on the connections that `deaf` names by number."""
 
-    def __init__(self, port):
-        self.to, self.listener = port, socket.create_server(("127.0.0.1", 0))
+    def __init__(self, port, here=0):
+        self.to, self.listener = port, socket.create_server(("127.0.0.1", here))
         self.pairs, self.deaf = [], set()
         self.url = f"redis://127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self.accept, daemon=True).start()

@@ -292,6 +292,32 @@ with client.lock("other"):
     assert not server.db.exists("lock", "other")
 
 
+@pytest.mark.parametrize("with_asyncio", [False, True])
+def test_a_killed_parent_of_a_fork_loses_its_locks_after_the_grace(server, with_asyncio):
+    """The child has copies of its sockets, but must not keep them open."""
+    take = "client.lock('lock').acquire()"
+    program = f"""
+import asyncio, os, signal, time, rlock_redis
+def fork():
+    if os.fork() == 0:
+        time.sleep(30)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+async def main():
+    client = rlock_redis.AsyncClient({server.url!r}, grace=1)
+    guard = await {take}
+    fork()
+if {with_asyncio}:
+    asyncio.run(main())
+client = rlock_redis.Client({server.url!r}, grace=1)
+guard = {take}
+fork()
+"""
+    process = subprocess.run([sys.executable, "-c", program])
+    assert process.returncode < 0
+    until(lambda: not server.db.exists("lock"))
+
+
 # What it does not work with.
 
 
@@ -566,6 +592,22 @@ def test_an_owner_enters_again_and_the_last_guard_gives_back(server):
         until(lambda: not server.db.exists("lock"))
 
 
+def test_a_short_call_of_an_owner_does_not_end_the_long_one(server):
+    async def main():
+        async with AsyncClient(server.url) as client:
+            held = await client.lock("k").acquire()
+            short = asyncio.create_task(client.lock("k", owner="o", timeout=0.3).acquire())
+            await asyncio.sleep(0.1)
+            long = asyncio.create_task(client.lock("k", owner="o").acquire())
+            with pytest.raises(NotAcquired):
+                await short
+            await asyncio.sleep(0.1)
+            held.release()
+            (await asyncio.wait_for(long, 20)).release()
+
+    asyncio.run(main())
+
+
 def test_several_locks_are_taken_all_or_none(server):
     with Client(server.url, lease=2) as client:
         with client.lock("b"):
@@ -606,6 +648,49 @@ def test_a_command_is_run_only_if_the_lock_is_held(server):
                 guard.call("SET", "data", "2")
             guard._hold.token -= 1
     assert server.db.get("data") == b"1"
+
+
+def test_a_command_is_not_run_under_several_locks(server):
+    """The server looks at one lock only."""
+    with Client(server.url) as client, client.lock_all(["a", "b"]) as guard:
+        with pytest.raises(ValueError):
+            guard.call("SET", "k", 1)
+    assert not server.db.exists("k")
+
+
+def test_a_word_that_cannot_be_sent_is_refused_and_costs_nothing(server):
+    with Client(server.url, lease=1) as client, client.lock("k") as guard:
+        with pytest.raises(UnicodeEncodeError):
+            guard.call("SET", "stock", "\udcff")
+        with pytest.raises(redis.DataError):
+            guard.call("SET", "stock", None)
+        assert guard.call("INCR", "stock") == 1
+        time.sleep(1.5)
+        assert not guard.is_lost()
+
+
+def test_a_guarded_command_that_is_cancelled_before_it_is_sent_is_never_run(server):
+    async def main():
+        proxy = Proxy(server.port)
+        async with AsyncClient(proxy.url, grace=60) as client:
+            async with client.lock("k") as guard:
+                with contextlib.closing(proxy):
+                    proxy.cut()
+                port = int(proxy.url.rpartition(":")[2])
+                lost = asyncio.create_task(guard.call("GET", "stock"))
+                await asyncio.sleep(0.3)  # by that it has noticed
+                call = asyncio.create_task(guard.call("INCR", "stock"))
+                await asyncio.sleep(0.3)
+                call.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await call
+                again = Proxy(server.port, port)
+                with pytest.raises(UnknownOutcome):
+                    await lost
+                assert await guard.call("GET", "stock") is None
+        again.close()
+
+    asyncio.run(main())
 
 
 def test_a_guarded_command_whose_reply_is_lost_is_unknown_and_not_run_twice(server):
@@ -752,6 +837,15 @@ def runs(example, server):
     assert "redis://127.0.0.1:6379" in example
     example = example.replace("redis://127.0.0.1:6379", server.url)
     subprocess.run([sys.executable, "-c", example], check=True)
+
+
+def test_a_right_to_bind_that_is_missing_is_told(server):
+    listed = ["+rlock.acquire", "+rlock.release", "+rlock.renew", "+rlock.cancel", "+rlock.events"]
+    server.run("ACL", "SETUSER", "app", "reset", "on", ">secret", "~*", *listed)
+    with Client(server.url.replace("//", "//app:secret@")) as client:
+        taken = start(client.lock("lock").acquire)
+        with pytest.raises(NoPermissionError):
+            taken.result(20)
 
 
 def test_the_examples_of_the_readme_run(server):
