@@ -81,7 +81,7 @@ impl Locks {
 
     fn mark_record(&mut self, id: RecordId) -> bool {
         // Many commands behind one another may find the same key gone: only the first walks.
-        if !self.table.are_holds_dirty(id, true) {
+        if !self.table.set_holds_dirty(id, true) {
             let holds = self.table.holds(id).map_or_else(Vec::new, HoldIndex::all);
             for hold in holds {
                 self.holds.mark_dirty(hold);
@@ -98,7 +98,7 @@ impl Locks {
     /// The first dirty hold is not dirty any more.
     pub(crate) fn pop_dirty_hold(&mut self) {
         if let Some(record) = self.holds.pop_dirty() {
-            self.table.are_holds_dirty(record, false);
+            self.table.set_holds_dirty(record, false);
         }
     }
 

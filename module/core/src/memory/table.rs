@@ -490,7 +490,7 @@ impl LockTable {
     }
 
     /// Sets whether all holds of a lock are marked dirty. Returns whether they were.
-    pub(crate) fn are_holds_dirty(&mut self, id: RecordId, are: bool) -> bool {
+    pub(crate) fn set_holds_dirty(&mut self, id: RecordId, are: bool) -> bool {
         let record = self.records.get_mut(id.0);
         record.is_some_and(|record| std::mem::replace(&mut record.are_holds_dirty, are))
     }
