@@ -10,11 +10,18 @@ import contextlib
 import functools
 import logging
 import math
+import operator
 import os
 import weakref
 from typing import Any, Callable, ContextManager, Coroutine, Generic, Sequence, TypeVar, Union
 
-from redis.exceptions import ConnectionError, LockNotOwnedError, ResponseError
+from redis.exceptions import (
+    ConnectionError,
+    LockNotOwnedError,
+    MasterDownError,
+    ReadOnlyError,
+    ResponseError,
+)
 
 from . import _core
 from ._core import Command, Hold, Kind, NotAcquired, Session, encode
@@ -31,8 +38,6 @@ OF_THE_CONNECTION = set(
 # What the server cannot do just now. It is sent again on another connection, so the order stays.
 # (Of LOADING redis-py makes a ConnectionError.)
 LATER = ("MISCONF", "BUSY ", "NOSESSION")
-# Why a connection is not bound just now. At a replica the session connection hears so too.
-PASSES = (*LATER, "STALE", "READONLY")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -41,6 +46,13 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     raise AssertionError("a wait of threads suspends nothing")
+
+
+def passes(error: Exception) -> bool:
+    """Whether a connection is not bound just now, for a reason that passes."""
+    is_early = str(error).startswith((*LATER, "STALE"))
+    # At a replica the session connection hears so too.
+    return is_early or isinstance(error, (ReadOnlyError, MasterDownError))
 
 
 async def do(result: Any) -> Any:
@@ -186,7 +198,7 @@ class Link:
         life = None if isinstance(bound, Exception) else bound[0]
         with self.mutex:
             self.session.rebound()
-            if isinstance(bound, Exception) and not str(bound).startswith(PASSES):
+            if isinstance(bound, Exception) and not passes(bound):
                 self.session.refused(bound)  # such as for want of a right: callers hear of it
                 raise bound
         if life != self.session.life:  # after the next reply to EVENTS there may be a session
@@ -349,6 +361,7 @@ class Verbs(Generic[C]):
         """`n` permits of a semaphore that has `limit`; or the limit set with RLOCK.LIMIT."""
         if "owner" in options:
             raise ValueError("permits are not re-entrant: each call has an owner of its own")
+        n, limit = operator.index(n), None if limit is None else operator.index(limit)
         ask = ("PERMITS", n) if limit is None else ("PERMITS", n, "OF", limit)
         return self._call([name], Kind(b"permits", ask, ("PERMITS",), ("PERMITS", n)), options)
 

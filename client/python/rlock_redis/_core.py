@@ -165,18 +165,20 @@ class Hold:
         wanted = ["WANTED"] if self.on_wanted else []
         self.session.send(*words, "SESSION", self.session.id, *wanted, then=self._asked)
 
-    def renew(self) -> Command:
-        """Renews each name by the token; the last of the commands."""
+    def renew(self, ends: float | None = None) -> Command:
+        """Renews each name by the token; the last of the commands. A later end counts when the
+        server has said yes, an earlier one at once."""
         answers: list[Command] = []
-        self.attempt = self.session.clock()
+        self.attempt, until = self.session.clock(), self.ends if ends is None else ends
+        self.ends = min(self.ends, until)
         self.renewing += 1
 
         def answered(command: Command) -> None:
             answers.append(command)
             if len(answers) == len(self.names):
-                self._renewed(answers)
+                self._renewed(answers, until)
 
-        lease = milliseconds(min(self.lease, self.ends - self.attempt))
+        lease = milliseconds(min(self.lease, until - self.attempt))
         # In another life the server has forgotten that it was to tell who waits.
         wanted = ["WANTED"] if self.on_wanted and not self.wanted.is_set() else []
         for name in self.names:
@@ -262,13 +264,14 @@ class Hold:
         self.settled.set()
         self.look()
 
-    def _renewed(self, answers: list[Command]) -> None:
+    def _renewed(self, answers: list[Command], until: float) -> None:
         self.renewing -= 1
         replies, lives = [each.reply for each in answers], {each.life for each in answers}
         if 0 in replies:
             self.lose("the server knows of no such hold")
         elif replies == [1] * len(replies) and len(lives) == 1 and self.valid_for() > 0:
             self.since, self.life = min(each.sent for each in answers), lives.pop()
+            self.ends = until
         self.look()  # after an error it is renewed again, when that is due
 
 
@@ -450,9 +453,11 @@ class Session:
             self.answered(command, UnknownOutcome("the connection broke before the reply"))
 
     def refused(self, error: Exception) -> None:
-        """The server takes no command of this session."""
+        """The server takes no command of this session. What it may have carried out, and what
+        gives back, is tried again all the same."""
         for command in list(self.commands):
-            self.answered(command, error)
+            if not command.times and command.words[0] not in ("RLOCK.RELEASE", "RLOCK.CANCEL"):
+                self.answered(command, error)
 
     def batch(self) -> list[Command]:
         """The commands to send now. Their replies come in this order."""

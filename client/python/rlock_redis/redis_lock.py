@@ -118,7 +118,7 @@ class _Common:
                 hold.users = 1
                 command = link.session.leave(hold)
             else:
-                command = link.session.send("RLOCK.RELEASE", self.name, owner)
+                command = link.session.send("RLOCK.RELEASE", encode(self.name), owner)
         reply = command and await answer(link, command)
         # The first of two sendings may have released it.
         if reply is None and not (command and was_held and command.times > 1):
@@ -130,8 +130,8 @@ class _Common:
         with link.mutex:
             if hold.valid_for() <= 0:
                 raise self._not_owned("extend")
-            hold.ends = additional_time + (link.session.clock() if replace_ttl else hold.ends)
-            command = hold.renew()
+            since = link.session.clock() if replace_ttl else hold.ends
+            command = hold.renew(since + additional_time)
         if await answer(link, command) != 1:
             raise self._not_owned("extend")
         return True
@@ -140,7 +140,7 @@ class _Common:
         """The hold of a lock that was taken elsewhere, by its owner's name. It is ours from now."""
         await link.ready()
         with link.mutex:
-            command = link.session.send("RLOCK.INFO", self.name)
+            command = link.session.send("RLOCK.INFO", encode(self.name))
         reply = await answer(link, command)
         info = dict(zip(reply[::2], reply[1::2]))
         owner, token = encode(self.local.token), info[b"token"]

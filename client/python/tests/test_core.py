@@ -336,3 +336,22 @@ def test_one_look_is_kept_for_each_hold(world):
         world.answer(*[1] * len(world.sent()))
     assert hold.valid_for() > 0
     assert len(world.session.times) <= 3
+
+
+def test_a_later_end_counts_when_the_server_has_said_yes(world):
+    hold = world.held(lease=10.0, max_hold=2.0)
+    command = hold.renew(hold.ends + 5)
+    assert hold.valid_for() <= 2
+    assert command.words[3] > 2_000
+    world.answer(1)
+    assert hold.valid_for() > 4
+
+
+def test_what_may_have_been_carried_out_is_not_refused(world):
+    asked = world.waiting()
+    world.session.leave(asked)
+    asking = Hold(world.session, [b"z"], b"me", PLAIN, 3.0)
+    world.session.enter(asking)
+    world.session.refused(PermissionError("NOPERM"))
+    assert isinstance(asking.error, PermissionError)
+    assert {words[0] for words in world.sent()} == {"RLOCK.CANCEL", "RLOCK.RELEASE"}
