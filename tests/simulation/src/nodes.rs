@@ -44,8 +44,11 @@ pub(crate) struct Nodes {
     former_go_on: Cell<usize>,
     /// Whether a replica took a node's place that had less than another.
     has_overtaken: Cell<bool>,
-    /// Whether a slot moved from or to a node that was being replaced: replicas of the one have
-    /// acknowledged writes that replicas of the other have not heard of.
+    /// Whether a slot has moved.
+    has_moved: Cell<bool>,
+    /// Whether a slot moved from or to a node that was being replaced, or one was replaced by a
+    /// replica that may not have what had moved: replicas of the one have acknowledged writes that
+    /// replicas of the other have not heard of.
     has_moved_meanwhile: Cell<bool>,
     /// Until when each client that has stood still did.
     stood: RefCell<BTreeMap<usize, Instant>>,
@@ -84,6 +87,7 @@ impl Nodes {
             lost: Cell::default(),
             former_go_on: Cell::default(),
             has_overtaken: Cell::default(),
+            has_moved: Cell::default(),
             has_moved_meanwhile: Cell::default(),
             stood: RefCell::default(),
         }))
@@ -147,7 +151,9 @@ impl Nodes {
         if replaces.contains(&from) || replaces.contains(&to) {
             self.has_moved_meanwhile.set(true);
         }
-        self.cluster.move_slot(name, to)
+        let moves = self.cluster.move_slot(name, to);
+        self.has_moved.set(self.has_moved.get() || moves);
+        moves
     }
 
     /// The same key by key: how many have gone so. None if it does not move.
@@ -163,6 +169,7 @@ impl Nodes {
             return None;
         }
         let resharding = self.cluster.reshard(name, to)?;
+        self.has_moved.set(true);
         self.moves.borrow_mut().extend([from, to]);
         let mut gone = 0;
         sleep(how.stays).await;
@@ -224,6 +231,9 @@ impl Nodes {
             return false;
         }
         if failover.old != Old::Waits {
+            if self.has_moved.get() && !new.is_in_sync() {
+                self.has_moved_meanwhile.set(true);
+            }
             sleep(failover.tail).await;
             self.lost.set(Some(Instant::now()));
         }

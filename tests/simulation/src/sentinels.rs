@@ -115,6 +115,8 @@ pub(crate) struct Service {
     cut: RefCell<BTreeSet<(usize, usize)>>,
     /// Since when a majority of the sentinels tells each client the truth.
     told: RefCell<Vec<Option<Instant>>>,
+    /// The clients to which a majority once did not, when all could know of the last failover.
+    misled: RefCell<BTreeSet<usize>>,
 }
 
 pub(crate) fn server_address(server: usize) -> String {
@@ -166,6 +168,7 @@ impl Service {
             unaware: RefCell::default(),
             cut: RefCell::default(),
             told: RefCell::new(vec![Some(Instant::now()); schedule.clients.len()]),
+            misled: RefCell::default(),
         }))
     }
 
@@ -188,8 +191,9 @@ impl Service {
         };
         let copies = usize::try_from(setup.copies).unwrap_or_default();
         let has_all = !self.has_overtaken.get() || copies + 1 >= self.servers.len();
-        let is_told = self.told.borrow().get(client).is_some_and(Option::is_some);
-        let is_kept = setup.acknowledged.is_some() && has_all && is_told;
+        // It needs a while to find the new primary, whose session has ended meanwhile.
+        let is_misled = self.misled.borrow().contains(&client);
+        let is_kept = setup.acknowledged.is_some() && has_all && !is_misled;
         let may_be_lost = !is_kept && !self.knows(client, setup);
         let may_be_telling = given_back.is_some_and(|since| since <= self.knows_after(setup));
         self.has_lost.get() && (may_be_telling || may_be_lost)
@@ -239,6 +243,9 @@ impl Service {
             });
             let is_told = tells.count() > self.sentinels.len() / 2;
             *told = is_told.then(|| told.unwrap_or_else(Instant::now));
+            if !is_told && self.unaware.borrow().is_empty() {
+                self.misled.borrow_mut().insert(client);
+            }
         }
     }
 
