@@ -60,12 +60,12 @@ async def do(result: Any) -> Any:
     return await result if hasattr(result, "__await__") else result
 
 
-_links: weakref.WeakSet[Link] = weakref.WeakSet()
+links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     """A child has copies of the sockets. The server must see it when they end in the parent."""
-    for link in list(_links):
+    for link in list(links):
         for connection in list(link.connections.values()):
             with contextlib.suppress(AttributeError, OSError):
                 os.close(link.socket(connection).detach())
@@ -110,7 +110,7 @@ class Link:
         self.failure: Exception | None = None
         self.connections: dict[Any, Any] = {}
         weakref.finalize(user, self.abandon).atexit = False
-        _links.add(self)
+        links.add(self)
 
     async def run_call(self, function: Callable[[], Any]) -> None:
         """Calls a function of the application, which may take long or fail."""

@@ -8,21 +8,18 @@ import os
 import queue
 import socket
 import threading
-import weakref
 from typing import Any, Callable, Sequence
 
 import redis
 
-from ._calls import BaseCall, BaseGuard, Link, Name, Verbs, call, run
+from ._calls import BaseCall, BaseGuard, Link, Name, Verbs, call, links, run
 from ._core import Kind, NotInCluster
-
-_links: weakref.WeakSet[ThreadLink] = weakref.WeakSet()
-
 
 @atexit.register
 def _close_all() -> None:
-    for link in list(_links):
-        run(link.close())
+    for link in list(links):
+        if isinstance(link, ThreadLink):
+            run(link.close())
 
 
 class ThreadLink(Link):
@@ -37,7 +34,6 @@ class ThreadLink(Link):
         self.threads: list[threading.Thread] = []
         self.calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self.start(self._run_calls())
-        _links.add(self)
 
     def socket(self, connection: Any) -> Any:
         return connection._sock

@@ -219,6 +219,8 @@ impl Caller {
     fn step(&mut self) -> Step {
         let (context, now) = (Arc::clone(&self.context), Instant::now());
         context.table.with(|state| {
+            // Under the table's lock, as in `Context::shut_down`: otherwise a call could begin
+            // after the client has ended all.
             if context.background.closing.is_cancelled() {
                 return Step::End;
             }

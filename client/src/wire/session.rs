@@ -155,7 +155,7 @@ impl State {
     }
 }
 
-/// After so many in a row the two connections of a client most probably lead to two servers.
+/// With so many doubted connections in a row, the address probably leads to two servers.
 const DOUBTS_MAX: u32 = 5;
 
 impl Session {

@@ -258,7 +258,8 @@ impl<'l, 'a> ReadWriteHash<'l, 'a> {
                 key.string(Token::from_timeout)
             }
             KeyType::String if with_token => {
-                // Closed first: the key may expire now, and whoever hears of it may do anything.
+                // Both keys are closed first. GET deletes a key that has expired by now, and
+                // another module that hears of it may change this lock.
                 drop(key);
                 self.lock.key.set_aside();
                 let value = self.lock.ctx.get(name.as_str())?;

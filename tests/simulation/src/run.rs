@@ -108,7 +108,7 @@ const CONNECT_AGAIN: Duration = Duration::from_secs(3);
 /// After the last repair calls may go on for this long, and leftovers may stay this long.
 const SETTLE: Duration = Duration::from_secs(600);
 
-/// The same in a small program: a lease, and what goes wrong meanwhile.
+/// The same in a small program: longer than a lease and two faults together.
 const SETTLE_SMALL: Duration = Duration::from_secs(60);
 
 /// The directions that are set.
@@ -753,7 +753,7 @@ impl World {
         if self.schedule.small.is_some() {
             // A call may have sent something last, such as a release.
             sleep(self.schedule.latency * 10).await;
-            // And what goes wrong may need a while until all is given back.
+            // After a fault it may take a while until all is given back.
             let begun = Instant::now();
             while self.has_anything().is_some() && begun.elapsed() < GIVING_BACK {
                 sleep(self.schedule.latency).await;
@@ -792,7 +792,7 @@ impl World {
         }
     }
 
-    /// What a server has that somebody waits for or holds.
+    /// The contents of a server with a hold or a waiter, if there is one.
     fn has_anything(&self) -> Option<Contents> {
         let mut contents = self.servers.iter().map(Server::contents);
         contents.find(|of| of.waiters > 0 || of.holds > 0)

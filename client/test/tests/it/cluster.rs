@@ -6,11 +6,20 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rlock_client::{Client, Error, LostReason};
-use rlock_test::{Cluster, Direction, Network};
+use rlock_test::{Cluster, Direction, Host, Network};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, sleep, timeout};
 
 const NODES: [&str; 3] = ["one:6379", "two:6379", "three:6379"];
+
+/// A cluster, and a client there with a grace of a minute, whose guards outlast a silent node.
+async fn with_a_minute(network: &Network) -> Result<(Cluster, Host, Client), Error> {
+    let (cluster, host) = (network.cluster(&NODES), network.host());
+    let settings = Client::builder().dial(host.dial());
+    let settings = settings.grace(Duration::from_secs(60));
+    let client = settings.connect_cluster(["redis://one"]).await?;
+    Ok((cluster, host, client))
+}
 
 async fn connect(network: &Network) -> Result<Client, Error> {
     let settings = Client::builder()
@@ -336,10 +345,7 @@ fn nodes_that_send_a_command_to_each_other_are_not_hurried() -> Result<(), Error
 #[test]
 fn the_word_of_a_grant_at_another_node_grants_nothing() -> Result<(), Error> {
     rlock_test::run(1, async |network| {
-        let (cluster, host) = (network.cluster(&NODES), network.host());
-        let settings = Client::builder().dial(host.dial());
-        let settings = settings.grace(Duration::from_secs(60));
-        let client = settings.connect_cluster(["redis://one"]).await?;
+        let (cluster, host, client) = with_a_minute(&network).await?;
         let others = connect(&network).await?;
         let (from, to) = (cluster.node_of("a"), other(&cluster, "a"));
         // The session there has told of more than the other node's.
@@ -376,10 +382,7 @@ fn the_word_of_a_grant_at_another_node_grants_nothing() -> Result<(), Error> {
 #[test]
 fn a_hold_that_has_moved_before_it_was_heard_of_is_confirmed_where_it_is() -> Result<(), Error> {
     rlock_test::run(1, async |network| {
-        let (cluster, host) = (network.cluster(&NODES), network.host());
-        let settings = Client::builder().dial(host.dial());
-        let settings = settings.grace(Duration::from_secs(60));
-        let client = settings.connect_cluster(["redis://one"]).await?;
+        let (cluster, host, client) = with_a_minute(&network).await?;
         client.lock("a").lock().await?.unlock().await?;
         let (from, to) = (cluster.node_of("a"), other(&cluster, "a"));
         let answers = host.cut_one(NODES[from], 1, Direction::ToHost);
@@ -404,10 +407,7 @@ fn a_hold_that_has_moved_before_it_was_heard_of_is_confirmed_where_it_is() -> Re
 #[test]
 fn a_hold_that_moves_while_it_is_renewed_is_confirmed_where_it_is() -> Result<(), Error> {
     rlock_test::run(1, async |network| {
-        let (cluster, host) = (network.cluster(&NODES), network.host());
-        let settings = Client::builder().dial(host.dial());
-        let settings = settings.grace(Duration::from_secs(60));
-        let client = settings.connect_cluster(["redis://one"]).await?;
+        let (cluster, host, client) = with_a_minute(&network).await?;
         let (from, to) = (cluster.node_of("a"), other(&cluster, "a"));
         let lease = Duration::from_secs(600);
         let guard = client.lock("a").lease(lease).lock().await?;
@@ -434,10 +434,7 @@ fn a_hold_that_moves_while_it_is_renewed_is_confirmed_where_it_is() -> Result<()
 #[test]
 fn a_grant_of_a_node_that_its_slot_has_left_is_confirmed_where_it_is() -> Result<(), Error> {
     rlock_test::run(1, async |network| {
-        let (cluster, host) = (network.cluster(&NODES), network.host());
-        let settings = Client::builder().dial(host.dial());
-        let settings = settings.grace(Duration::from_secs(60));
-        let client = settings.connect_cluster(["redis://one"]).await?;
+        let (cluster, host, client) = with_a_minute(&network).await?;
         let (from, to) = (cluster.node_of("a"), other(&cluster, "a"));
         for name in ["a", "b"] {
             client.lock(name).lock().await?.unlock().await?;

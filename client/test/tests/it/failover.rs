@@ -1,11 +1,11 @@
 //! Replicas that lag, failovers that lose writes not yet copied, and sentinels that announce them.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use rlock_client::{Client, ClientBuilder, Error, LostReason};
 use rlock_test::{Direction, Network, Sentinel, Server};
-use std::pin::pin;
 use tokio::task::{spawn_local, yield_now};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
